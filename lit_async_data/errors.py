@@ -1,24 +1,6 @@
 """Every exception of the package, and what each one means to the caller.
 
 All are at the top level, too: ``from lit_async_data import ReadError``.
-
-::
-
-    AsyncDataError                 base of all; says where the error happened
-    ├── ConfigError (ValueError)   an option is wrong: change the named key and start again
-    │   └── MemoryBudgetError      the batches do not fit: the message says how many bytes they need
-    ├── SourceError                the data do not match the source's description, or the system cannot read them
-    │   ├── MissingError           a file or dataset does not exist
-    │   ├── FormatError            it exists, but cannot be a field of a batch
-    │   ├── ChangedError           a file changed after the source was built
-    │   ├── CorruptError           stored bytes do not decode to what the file promises
-    │   └── ManifestError          a row of a table is wrong
-    ├── ReadError                  reading a batch failed: raised at that batch's place in the order
-    ├── TransformError             your transform failed on a sample or a batch
-    ├── WorkerError                a worker died, or a fork uses its parent's loader or source
-    ├── StalledError (TimeoutError) no batch came within ``timeout_s``
-    ├── ResumeError                a saved position does not fit these data
-    └── ClosedError                the loader is closed
 """
 
 from __future__ import annotations
@@ -179,7 +161,7 @@ class ClosedError(AsyncDataError):
 def batch_error(
     cause: BaseException, epoch: int, step: int, samples: Sequence[int], worker: int | None
 ) -> AsyncDataError:
-    """Returns the error to raise for a batch: the cause if it is of this package, otherwise a `ReadError`."""
+    """The error to raise for a batch: the cause if it is of this package, otherwise a `ReadError`."""
     if isinstance(cause, AsyncDataError):
         cause.stage = cause.stage or "read"
         cause.worker = worker if cause.worker is None else cause.worker
@@ -197,7 +179,7 @@ def batch_error(
 
 
 def few(numbers: Sequence[int | str]) -> str:
-    """Returns the first three numbers or names, and their count if there are more, for a message."""
+    """The first three, and their count if there are more, for a message."""
     shown = ", ".join(map(str, numbers[:3]))
     return shown if len(numbers) <= 3 else f"{shown}, … ({len(numbers)} in all)"
 

@@ -103,14 +103,12 @@ class LoaderOptions:
         workers: Reader threads, or reader processes if Python code reads or transforms samples in them. 0 reads in the
             caller's thread, so that a debugger stops there. ``"auto"`` starts with 1. If samples are decoded (by 4
             threads at most) or the workers are processes, it adds one while the loop waits for batches, as long as each
-            helps; never more than the cores that this rank may use. One thread copies at 0.6 of the memory bandwidth;
-            a second would only wait for h5py's lock (``benchmarks/waiting/first.py``, ``benchmarks/loading/hdf5.py``).
-            If Python code reads the samples (`DatasetSource`) or transforms them, and no reader process can, 0: such a
-            thread would hold the GIL and block the training loop (without the GIL 1).
+            helps; never more than the cores that this rank may use. If Python code reads the samples (`DatasetSource`)
+            or transforms them, and no reader process can, 0: such a thread would hold the GIL (without the GIL 1).
         worker_kind: Where workers run. ``"thread"``: in this process. ``"process"``: in reader processes, which take
             nothing of this process's GIL; batches come through shared memory. ``"auto"``: in processes if samples are
             decoded, read under a lock, read from a file each, or read or transformed by Python code, and a core is
-            free; in threads if reading is a copy, and on Python without the GIL (``benchmarks/waiting/beside.py``).
+            free; in threads if reading is a copy, and on Python without the GIL.
         queue_depth: Slots being filled or ready on the host, ≥ 1; there is at least one for each worker, and one more
             holds the batch in use. A slot holds one batch, or several small ones that are read together: up to 12 MiB,
             and as many as can be read in 0.02 s.
@@ -358,7 +356,7 @@ LoaderOptions.__init__ = _checked_init  # type: ignore[method-assign]
 
 
 def lightning_seed() -> int:
-    """The seed of Lightning's ``seed_everything``, which it leaves in the environment; 0 if it was not called."""
+    """That of ``seed_everything``, which Lightning leaves in the environment; 0 if it was not called."""
     seed = os.environ.get("PL_GLOBAL_SEED", "")
     return min(int(seed), MAX_SEED) if seed.isdecimal() else 0
 

@@ -229,7 +229,7 @@ def _chosen(rows: Rows, stored: StoredDataset) -> range | Indices:
 
 
 def _blocks(rows: range | Indices, chunk: int, count: int) -> list[slice | Indices]:
-    """Cuts the places of rows into about ``count`` blocks. No chunk of ``chunk`` rows is in two of them."""
+    """Places of rows in about ``count`` blocks. No chunk of ``chunk`` rows is in two of them."""
     cuts = np.arange(1, count) * len(rows) // max(count, 1)
     if isinstance(rows, range):
         cuts -= (rows.start + cuts) % chunk

@@ -229,7 +229,7 @@ def _check_threads(source: Source, chosen: Indices, expected: Mapping[str, Array
 
 
 def _read(source: Source, samples: Indices, *, poison: int = 0, keys: tuple[str, ...] = ()) -> dict[str, Array]:
-    """Samples, read into arrays that lie between margins, which must stay as they are."""
+    """Into arrays that lie between margins, which must stay as they are."""
     blocks, out = {}, {}
     for key in keys or source.spec:
         field = source.spec[key]

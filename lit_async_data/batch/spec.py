@@ -128,7 +128,7 @@ def contradict(names: Mapping[int, str], others: Mapping[int, str]) -> bool:
 
 
 def listed_names(names: Mapping[int, str]) -> str:
-    """Names of numbers, for a message; with the numbers, if these do not count from 0."""
+    """For a message; with the numbers, if these do not count from 0."""
     return ", ".join(names.values() if 0 in names else (f"{n} {name}" for n, name in names.items())) or "no names"
 
 
@@ -260,8 +260,6 @@ def longest_of(specs: Sequence[BatchSpec]) -> BatchSpec:
 
 
 class Extent(NamedTuple):
-    """The size of a batch."""
-
     rows: int  # its samples
     width: int | None = None  # elements of samples of variable length, where they are batched by length
     # Elements of all samples together, of each field in which they come one after the other.
@@ -274,18 +272,9 @@ class BatchLayout:
     Large fields come first, each aligned and copied to the device by itself. Small fields (`SMALL_BYTES` per batch at
     most) follow in one block from ``small_start`` on, which takes a single copy where a slot holds one batch.
 
-    Args:
-        capacity: Most samples of one batch.
-        batches: Most batches of one slot. A field's values are contiguous over all of them.
-        buckets: How samples of variable length are batched by length; None if all are padded to the longest.
-        concat: The lengths of the samples of each field in which they come one after the other.
-        repeats: Whether a batch may have a sample twice.
-        least: Samples up to which a batch is filled: as many as here, or as a batch of its bucket has; 0 for none.
-
-    Attributes:
-        alone: Whether a slot holds one batch, since batches differ in size: with ``buckets`` or ``concat``.
-        edges: Keys of the fields of offsets, which have one row more than there are samples.
-        padded_bytes: Bytes of the memory in which samples that come one after the other are padded first.
+    ``buckets`` is None if samples of variable length are padded to the longest; ``concat`` has the lengths of the
+    samples of fields in which they come one after the other. ``repeats`` says whether a batch may have a sample twice,
+    ``least`` up to how many samples it is filled: as many as here, or as a batch of its bucket has; 0 for none.
     """
 
     def __init__(
@@ -300,6 +289,7 @@ class BatchLayout:
         least: int = 0,
     ) -> None:
         self.spec, self.batches, self.buckets, self.concat = spec, batches, buckets, concat
+        # Whether a slot holds one batch, since batches differ in size.
         self.alone, self.least = buckets is not None or bool(concat), least
         # Elements of samples of variable length: the most of a batch, and those of a sample on average.
         elements = {key: most_elements(of, capacity, repeats=repeats) for key, of in concat.items()}
@@ -318,12 +308,13 @@ class BatchLayout:
             sizes[key] = element * most
             self.sample_bytes += int(element * mean)
         whole = sum(spec[key].nbytes * capacity for key in concat)
+        # Of the memory in which samples that come one after the other are padded first.
         self.padded_bytes = min(max(sum(sizes[key] for key in concat), RUN_BYTES), whole)
         self.offsets: dict[str, int] = {}  # the first byte of each field
         end = self._place(self.large, sizes, 0)
         self.small_start = end
         self.nbytes = max(self._place(self.small, sizes, end), ALIGNMENT)
-        self.edges = frozenset(map(offsets_key, concat))
+        self.edges = frozenset(map(offsets_key, concat))  # which have one row more than there are samples
         self._varies = self.edges.union(elements)
         # Every batch needs these; they are computed once.
         self._fields = [
@@ -350,7 +341,6 @@ class BatchLayout:
         return max(least - rows, 0)
 
     def shapes(self, extent: Extent) -> dict[str, tuple[int, ...]]:
-        """Returns the shapes of the fields of a batch, in the order of the spec."""
         shapes = {key: (extent.rows, *shape) for key, _, _, _, shape in self._fields}
         totals = dict(zip(self.concat, extent.totals, strict=True))
         for key in self._varies:
@@ -364,7 +354,7 @@ class BatchLayout:
         return shapes
 
     def views(self, memory: Bytes, extent: Extent, first: int = 0) -> dict[str, Array]:
-        """Returns views of the fields of a batch in a slot, whose samples begin at a row; see `shapes`."""
+        """Of a batch in a slot, whose samples begin at a row."""
         count, varies = extent.rows, self._varies
         shapes = self.shapes(extent) if varies else {}
         views = {}  # by a loop: each comprehension is a call, and this is made for each batch
@@ -376,7 +366,7 @@ class BatchLayout:
         return views
 
     def views_of(self, memory: Bytes, samples: Indices, first: int = 0) -> dict[str, Array]:
-        """Returns views for these samples of one batch; where they come one after the other, the offsets are filled."""
+        """For these samples of one batch; where they come one after the other, the offsets are filled."""
         views = self.views(memory, self.extent(samples), first)
         for key, of in self.concat.items():
             views[offsets_key(key)][0] = 0
@@ -385,6 +375,6 @@ class BatchLayout:
 
 
 def most_elements(lengths: Indices, capacity: int, *, repeats: bool = False) -> tuple[int, float]:
-    """The most elements that a batch of some samples may have, and those of a sample on average."""
+    """That a batch of some samples may have, and those of a sample on average."""
     longest = np.sort(lengths)[-capacity:]
     return max(int(longest[-1]) * capacity if repeats else int(longest.sum()), 1), float(lengths.mean())

@@ -1,4 +1,4 @@
-"""`FieldStatistics`: what the values of a field are like; `Moments`: how they are counted, block by block.
+"""What the values of a field are like, and how they are counted, block by block.
 
 Each block is shifted by about its mean before it is squared, so that nothing cancels, and blocks are put together in
 float64: Chan, Golub and LeVeque, Algorithms for Computing the Sample Variance, The American Statistician 37 (1983).
@@ -95,7 +95,7 @@ class Moments(NamedTuple):
 
     @classmethod
     def of(cls, values: Array, kept: Sequence[int]) -> Self:
-        """The moments of an array of at least one value; ``kept`` are axes of the array, behind the first."""
+        """Of an array of at least one value; ``kept`` are its axes, behind the first."""
         columns = math.prod(values.shape[axis] for axis in kept)
         each, found = values[0].size // columns, []
         samples, width = max(BLOCK // values[0].size, 1), max(BLOCK // columns, 1)
@@ -122,7 +122,7 @@ class Moments(NamedTuple):
         return cls(*(each[None] for each in (number, mean, squares, least, largest, nans.sum(0), classes.sum(0))))
 
     def statistics(self, field: FieldSpec, axis: tuple[int, ...]) -> FieldStatistics:
-        """The statistics of one row, in arrays of the shape of the axes that were kept."""
+        """Of one row, in arrays of the shape of the axes that were kept."""
         shape, classes = [field.shape[each] for each in axis], self.classes[0]
         found = [self.mean, np.sqrt(self.squares / np.maximum(self.number, 1)), self.least, self.largest]
         if not self.number.all():
@@ -167,7 +167,6 @@ def _moments(values: Array) -> tuple[Array, ...]:
 
 
 def _memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An array in the memory of this thread."""
     size = math.prod(shape) * dtype.itemsize
     if not hasattr(_room, "bytes") or len(_room.bytes) < size:
         _room.bytes = np.empty(size, np.uint8)

@@ -263,7 +263,6 @@ class _Scaling:
 
 
 def _check_spread(key: Any, found: FieldStatistics) -> None:
-    """Refuse a standard deviation of nothing, one that is not finite, and one of 0."""
     for wrong, what, advice in (
         (found.count == 0, "no values but NaN", "leave the field out, or correct what is filled in"),
         (~np.isfinite(found.std), "infinite values", "mask them where they are stored"),
@@ -275,14 +274,14 @@ def _check_spread(key: Any, found: FieldStatistics) -> None:
 
 
 def _compute_dtype(dtype: torch.dtype, values: Tensor) -> torch.dtype:
-    """The type to compute in: half precision has no numbers above 65504, and only some integers above 2048."""
+    """Half precision has no numbers above 65504, and only some integers above 2048."""
     return (
         dtype if dtype.itemsize > 2 else torch.promote_types(torch.float32, dtype) if largest(values) > 255 else dtype
     )
 
 
 def largest(values: Tensor) -> int:
-    """The value that becomes 1.0: the largest integer of the type; 1 for floats and bools."""
+    """The value that becomes 1.0; 1 for floats and bools."""
     return 1 if values.is_floating_point() or values.dtype == torch.bool else torch.iinfo(values.dtype).max
 
 

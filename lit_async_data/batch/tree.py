@@ -1,11 +1,9 @@
 """Batches of any form: `flatten` takes out the leaves, `rebuilt` puts other leaves in their places.
 
-Pure functions; the caller decides what a leaf is. Containers are mappings, sequences, named tuples and dataclasses,
-nested as deep as Python's recursion limit allows. Everything else, and containers without leaves, are passed on as the
-same object.
-
-Containers are never changed: a new one of the same class, with other leaves and otherwise equal content, replaces them.
-A container of a class that cannot be built again from its elements raises an error, so that no batch silently changes.
+Containers are mappings, sequences, named tuples and dataclasses, nested as deep as Python's recursion limit allows.
+Everything else, and containers without leaves, are passed on as the same object. Containers are never changed: a new
+one of the same class, with other leaves and otherwise equal content, replaces them. A container of a class that cannot
+be built again from its elements raises an error, so that no batch silently changes.
 """
 
 from __future__ import annotations
@@ -31,30 +29,14 @@ Replace = Callable[[Any, str], Any]
 
 
 class Placeholder(NamedTuple):
-    """Takes the place of a leaf in a skeleton."""
-
     path: str  # where the leaf was found first, such as ``batch['x'][0]``
 
 
 def flatten(batch: Any, is_leaf: Callable[[Any], bool]) -> tuple[dict[str, Any], Any]:
-    """Takes the leaves out of a batch.
+    """The leaves by path, in order, each object once; and the skeleton: the batch with a `Placeholder` for each leaf.
 
-    Args:
-        batch: Any object.
-        is_leaf: Called for every object, containers too, except strings, bytes, numbers and None.
-
-    Returns:
-        The leaves by path, in order, each object once; and the skeleton: the batch with a `Placeholder` for each leaf.
-
-    Raises:
-        FormatError: A container of some class cannot be built again; the message names class and path.
-
-    Example:
-        >>> leaves, skeleton = flatten({"a": [{1}, 2], "b": "text"}, is_leaf=lambda value: isinstance(value, set))
-        >>> leaves
-        {"batch['a'][0]": {1}}
-        >>> rebuilt(skeleton, {"batch['a'][0]": {3}})
-        {'a': [{3}, 2], 'b': 'text'}
+    ``is_leaf`` is called for every object, containers too, except strings, bytes, numbers and None. A FormatError names
+    class and path of a container that cannot be built again.
     """
     leaves: dict[str, Any] = {}
     placeholders: dict[int, Placeholder] = {}
@@ -71,7 +53,7 @@ def flatten(batch: Any, is_leaf: Callable[[Any], bool]) -> tuple[dict[str, Any],
 
 
 def leaves_in(batch: Any, is_leaf: Callable[[Any], bool]) -> dict[str, Any]:
-    """Returns the leaves of a batch by path, in order, each object once. Builds no containers."""
+    """By path, in order, each object once. Builds no containers."""
     leaves: dict[int, tuple[str, Any]] = {}
 
     def collect(value: Any, path: str) -> Any:
@@ -84,7 +66,6 @@ def leaves_in(batch: Any, is_leaf: Callable[[Any], bool]) -> dict[str, Any]:
 
 
 def rebuilt(skeleton: Any, leaves: Mapping[str, Any]) -> Any:
-    """Puts leaves in place of the placeholders of a skeleton."""
     kind = type(skeleton)
     if kind not in (dict, list, tuple):
         return _replaced(
@@ -162,7 +143,7 @@ def _with_elements(sequence: Any, changes: dict[int, Any]) -> Any:
 
 
 def _changed_copy(container: Any, children: Iterable[Any], changes: dict[Any, Any]) -> Any:
-    """A copy of a mutable container with changes. It keeps what else its class holds, such as a default factory."""
+    """Keeps what else the class of a mutable container holds, such as a default factory."""
     clone = copy.copy(container)
     for key, value in changes.items():
         before = container[key]
