@@ -189,41 +189,29 @@ def test_a_result_that_exists_is_refused_before_anything_is_predicted(tmp_path):
     check_files(tmp_path / "out", range(6))
 
 
-def test_one_writer_predicts_again_where_the_first_result_was_moved_away(tmp_path):
-    writer, dm = lad.PredictionWriter(tmp_path / "out"), module(numbered(6))
-    for name in ("a", "b"):
-        trainer(writer).predict(Predictor(), datamodule=dm, return_predictions=False)
-        os.rename(tmp_path / "out", tmp_path / name)
-        check_files(tmp_path / name, range(6))
-
-
 @pytest.mark.usefixtures("process_as_before")
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_a_run_that_ends_early_leaves_no_result_and_the_next_one_starts_anew(tmp_path, error):
-    seen = []
+@pytest.mark.parametrize(
+    ("error", "raised"), [(RuntimeError, RuntimeError), (KeyboardInterrupt, SystemExit), (StopIteration, MissingError)]
+)
+def test_a_run_that_ends_early_leaves_no_result_and_its_writer_starts_anew(tmp_path, error, raised):
+    left = [2]
 
     def fails(y):
-        seen.append(y)
-        if len(seen) == 3:
+        left[0] -= 1
+        if left[0] < 0:
             raise error("mine")
         return predicted_of(y)
 
-    with pytest.raises(SystemExit if error is KeyboardInterrupt else error):
-        predict(tmp_path / "out", numbered(22), fails)
+    writer, dm = lad.PredictionWriter(tmp_path / "out"), module(numbered(22))
+    with pytest.raises(raised) as caught:
+        trainer(writer).predict(Predictor(fails), datamodule=dm, return_predictions=False)
+    if raised is MissingError:
+        assert str(caught.value).endswith("out: predict_step was called for 2 of 6 batches; predict again")
     assert os.listdir(tmp_path) == ["out.partial"]
-    predict(tmp_path / "out", numbered(22))
-    check_files(tmp_path / "out", range(22))
-
-
-def test_a_predict_step_that_ends_the_run_early_leaves_no_result(tmp_path):
-    def stops(y):
-        if y[0] == 8:
-            raise StopIteration
-        return y
-
-    with pytest.raises(MissingError, match="out: predict_step was called for 2 of 6 batches; predict again"):
-        predict(tmp_path / "out", numbered(22), stops)
-    assert os.listdir(tmp_path) == ["out.partial"]
+    for name in ("a", "b"):
+        trainer(writer).predict(Predictor(), datamodule=dm, return_predictions=False)
+        os.rename(tmp_path / "out", tmp_path / name)
+        check_files(tmp_path / name, range(22))
 
 
 @pytest.mark.parametrize("path", [None, 3, ""])

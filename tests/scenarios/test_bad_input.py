@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -69,24 +68,6 @@ def test_paths_that_name_no_files_or_one_twice_are_refused(*, file, tmp_path, mo
     elif isinstance(paths, list):
         paths = [path.format(**known) if isinstance(path, str) else path for path in paths]
     refused(kind, [word.format(**known) for word in said], lambda: HDF5Source(paths))
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"data,labels\n1,2\n", b"\x89HDF\r\n\x1a\n", b"\0" * 4096], ids=["empty", "text", "head", "zeros"]
-)
-def test_what_is_not_hdf5_is_named(tmp_path, content):
-    path = tmp_path / "table.h5"
-    path.write_bytes(content)
-    what = "is damaged, or marked as open" if content[:4] == b"\x89HDF" else "not an HDF5 file, or is damaged"
-    error = refused(FormatError, [str(path), what], lambda: HDF5Source(path))
-    assert error.file == str(path)
-
-
-@pytest.mark.parametrize("part", [0.3, 0.9])
-def test_a_file_whose_end_is_missing_is_called_damaged(file, part):
-    whole = Path(file).read_bytes()
-    Path(file).write_bytes(whole[: int(len(whole) * part)])
-    refused(FormatError, [file, "damaged"], lambda: HDF5Source(file))
 
 
 @pytest.mark.parametrize(
@@ -443,25 +424,6 @@ def test_what_is_given_to_a_loader_is_quoted(file, kind, options, given, said):
 
 def test_a_path_is_no_source(file):
     refused(ConfigError, [f"source: '{file}'", "HDF5Source("], lambda: AsyncLoader(file, FITTING))
-
-
-@pytest.mark.parametrize(
-    ("row", "window", "said"),
-    [
-        (
-            50,
-            32,
-            "rows: 50 is one of the 80 rows of .*, but its window leaves them; windows inside them need rows 0 to 48",
-        ),
-        (80, 32, "rows: 80 is not one of the 80 rows of "),
-        (-1, 32, "rows: -1 is not one of the 80 rows of "),
-        (50, 99, "rows: 50 is one of .*; no row has its windows inside: .* layout="),
-    ],
-)
-def test_a_row_whose_window_leaves_the_rows_is_still_one_of_them(h5, row, window, said):
-    path = h5(data=np.arange(80.0))
-    with pytest.raises(ConfigError, match=said):
-        HDF5Source(path, {"x": Field("data", window=(0, window))}, rows=[row])
 
 
 @pytest.mark.parametrize(

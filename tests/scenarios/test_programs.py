@@ -10,25 +10,19 @@ order, and there is no shuffle here.
 
 import contextlib
 import gc
-import logging
 import pickle
 import tempfile
 import weakref
 
 import pytest
 import torch
-from support.device.training_loop import pretend
 from support.lightning.programs import PROGRAMS
 from support.lightning.programs.errors import BrokenError, broken_at
-from support.lightning.programs.hooks_and_steps import HOOKS
-from support.lightning.rows import WIDTH, Numbers
-from support.lightning.runs import BATCH, WARNINGS, Learner, Run, our_threads, outcome, without_callback
+from support.lightning.rows import WIDTH
+from support.lightning.runs import WARNINGS, Run, our_threads, outcome, without_callback
 from support.lightning.trainer import pl
-from torch.utils.data import DataLoader
-from waiting.on_device.copy_verifier import verified_copies
 
 from lit_async_data import DevicePrefetcher, prefetched
-from lit_async_data.engine.device import streams as device_streams
 
 pytestmark = WARNINGS
 
@@ -88,56 +82,11 @@ def test_the_program_really_copies(pretended):
     assert copies == [3 * 4, 3 * 2]  # three epochs; a batch travels in one block
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-def test_where_a_user_moves_batches_nothing_is_copied_before_and_that_is_said(hook, pretended, monkeypatch, caplog):
-    # Host memory is "cpu", as ever; the pretended device is called "cpu:0".
-    root = property(lambda strategy: torch.device("cpu:0"))
-    monkeypatch.setattr(pl.strategies.SingleDeviceStrategy, "root_device", root)
-    pretend(monkeypatch, device_streams.streams_of, lambda device: torch.device(device).index == 0)
-    program = PROGRAMS[f"batch hooks hooks={(hook,)}"]
-    with caplog.at_level(logging.INFO):
-        found = outcome(program, 0, DevicePrefetcher())
-    assert found["batches"] == without_callback(program, 0)["batches"]
-    copies = sum(call[0] == "copy" for streams in pretended for call in streams.calls)
-    said = sum(f"{hook} is your own hook" in record.getMessage() for record in caplog.records)
-    assert (copies > 0, said) == ((True, 0) if hook == "on_after_batch_transfer" else (False, 1))
-
-
 def fitted(*more, callback=None, workers=1, loaders=None, **options):
     with tempfile.TemporaryDirectory() as folder:
         run = Run(workers, folder, [callback or DevicePrefetcher()])
         fit = run.fit(*(loaders or (run.load(), run.val())), more=more, **options)
         return run, fit
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-def test_on_the_cpu_waiting_is_measured_at_every_depth(depth):
-    callback = DevicePrefetcher(depth)
-    _, fit = fitted(callback=callback, max_epochs=2)
-    assert {"data/wait_ms", "data/device_wait_ms", "data/queue_fill", "data/epoch_gap_ms"} <= set(fit.callback_metrics)
-    assert 0 < callback.waited.share <= 1
-    if depth == 0:
-        assert fit.callback_metrics["data/queue_fill"] == 0
-
-
-def test_without_prefetching_nothing_is_read_before_it_is_asked_for():
-    events = []
-
-    class Reading(DataLoader):
-        def __iter__(self):
-            for batch in super().__iter__():
-                events.append("read")
-                yield batch
-
-    class Stepping(Learner):
-        def see(self, *args):
-            events.append("step")
-            super().see(*args)
-
-    run = Run(0, "", [DevicePrefetcher(0)])
-    run.model = Stepping()
-    run.fit(Reading(Numbers(), BATCH), max_epochs=2)
-    assert events == ["read", "step"] * 8
 
 
 def forgotten(callback):
@@ -197,12 +146,3 @@ def test_a_callback_can_be_pickled_before_and_after():
     again = pickle.loads(pickle.dumps(callback))
     assert again.device_depth == 3
     fitted(callback=again)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_copy_verification_of_a_clean_run_is_silent(workers, pretended):
-    program = PROGRAMS["loaders of a datamodule"]
-    with verified_copies(100):
-        assert outcome(program, workers, DevicePrefetcher()) == without_callback(program, workers)
-    sums = [sum(call[0] == "checksum" for call in streams.calls) for streams in pretended]
-    assert all(sums), "nobody looked"

@@ -64,22 +64,6 @@ def test_wrong_input_ends_with_one_line_and_status_2(capsys, folder):
         assert said in told.err
 
 
-def test_images_with_labels():
-    examples.images("scan.h5")
-    suggestion = only(hdf5_report(["scan.h5"]))
-    assert suggestion.call.python() == (
-        "from lit_async_data import HDF5Source\n"
-        'source = HDF5Source("scan.h5", {"x": "images", "y": "labels"}, layout={"x": "NHWC"})'
-    )
-    assert suggestion.call.command() == (
-        "python train.py data=hdf5 data.train.path=scan.h5 'data.train.fields={x: images, y: labels}' "
-        "'data.train.layout={x: NHWC}'"
-    )
-    assert check(suggestion)["x"].shape == (4, 3, 16, 12)
-    (floats,) = suggestion.notes
-    assert 'on a GPU, device_transform=ToFloat("x") makes float32' in floats
-
-
 def test_a_file_without_samples_says_so():
     with h5py.File("empty.h5", "w") as file:
         file["x"], _ = np.zeros((0, 8)), file.create_group("a/b")
@@ -131,16 +115,6 @@ def test_several_files_are_parts_of_one_source_by_a_pattern_that_matches_only_th
     check(listed)
 
 
-def test_matlab_stores_samples_last_and_class_numbers_as_doubles():
-    examples.matlab("faces.mat")
-    suggestion = only(hdf5_report(["faces.mat"]))
-    assert '"y": {"name": "y", "column": 0}}, layout={"x": "CHWN"})' in suggestion.call.python()
-    batch = check(suggestion)
-    assert batch["x"].shape == (4, 3, 20, 16)
-    assert batch["y"].tolist() == [1, 2, 3, 4]
-    assert suggestion.reading == "copied"
-
-
 NAMED = {f"img_{n}": np.zeros((8, 9, 3), "u1") for n in range(10)}
 MOLECULES = {f"mol_{n}/pos": np.zeros((20 + n, 3)) for n in range(3)} | {f"mol_{n}/target": float(n) for n in range(3)}
 OPAQUE = {f"s{n}/{k}": np.arange(9) if k == "y" else np.void(examples.JPEG.tobytes()) for n in (1, 2) for k in "ay"}
@@ -159,6 +133,8 @@ MEANT = [
     ({"x": ROWS, "y": np.eye(10)[np.arange(40) % 10]}, '{"x": "x", "y": "y"}', "float64", ""),
     (EPISODES, '{"x": "obs/rgb", "y": "actions"}, group="data/demo_*", layout={"x": "NHWC"})', "", "mask"),
     (examples.anndata, '"y": "obs/cell_type"', "", ""),
+    (examples.matlab, '"y": {"name": "y", "column": 0}}, layout={"x": "CHWN"})', "", ""),
+    (examples.images, '{"x": "images", "y": "labels"}, layout={"x": "NHWC"})', 'ToFloat("x") makes float32', "patient"),
     (
         lambda path: examples.anndata(path, missing=True),
         '"y": {"name": "obs/cell_type", "null": "drop"}',

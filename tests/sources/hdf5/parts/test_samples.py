@@ -199,6 +199,7 @@ def test_rows_are_chosen_by_file_by_any_end_of_its_path_and_files_without_rows_c
     [
         ([9, 4, 3], ["row 4, in ", "/patient_2, comes after row 9, in ", "/patient_10", "SubsetSource"]),
         ([12], ["12 is not one of the 12 rows of all parts"]),
+        ([-1], ["-1 is not one of the 12 rows of all parts"]),
         ([True] * 4, ["a mask of 4 values, but there are 12 rows"]),
         ([1, 8], ["4 is one of the 5 rows of ", "/patient_2", "others Field(pad='last')"]),
     ],
@@ -211,6 +212,15 @@ def test_messages_say_that_an_array_counts_over_all_parts_and_how_to_choose_by_p
     assert "sort" not in str(error)
     alone = refused(ConfigError, ["rows: "], patients("y.h5"), fields, group="patient_1", rows=np.array([4]))
     assert "parts, put end" not in str(alone)
+
+
+@pytest.mark.parametrize(
+    ("window", "said"),
+    [(32, "its window leaves them; windows inside them need rows 0 to 48"), (99, "no row has its windows inside: ")],
+)
+def test_a_row_whose_window_leaves_the_rows_is_still_one_of_them(h5, window, said):
+    fields = {"x": Field("data", window=(0, window))}
+    refused(ConfigError, ["rows: 50 is one of the 80 rows of ", said], h5(data=np.arange(80.0)), fields, rows=[50])
 
 
 def test_windows_that_no_part_has_are_answered_by_ways_out(h5):
