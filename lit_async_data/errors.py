@@ -161,7 +161,6 @@ class ClosedError(AsyncDataError):
 def batch_error(
     cause: BaseException, epoch: int, step: int, samples: Sequence[int], worker: int | None
 ) -> AsyncDataError:
-    """The error to raise for a batch: the cause if it is of this package, otherwise a `ReadError`."""
     if isinstance(cause, AsyncDataError):
         cause.stage = cause.stage or "read"
         cause.worker = worker if cause.worker is None else cause.worker

@@ -375,6 +375,5 @@ class BatchLayout:
 
 
 def most_elements(lengths: Indices, capacity: int, *, repeats: bool = False) -> tuple[int, float]:
-    """That a batch of some samples may have, and those of a sample on average."""
     longest = np.sort(lengths)[-capacity:]
     return max(int(longest[-1]) * capacity if repeats else int(longest.sum()), 1), float(lengths.mean())

@@ -122,7 +122,6 @@ class Moments(NamedTuple):
         return cls(*(each[None] for each in (number, mean, squares, least, largest, nans.sum(0), classes.sum(0))))
 
     def statistics(self, field: FieldSpec, axis: tuple[int, ...]) -> FieldStatistics:
-        """Of one row, in arrays of the shape of the axes that were kept."""
         shape, classes = [field.shape[each] for each in axis], self.classes[0]
         found = [self.mean, np.sqrt(self.squares / np.maximum(self.number, 1)), self.least, self.largest]
         if not self.number.all():

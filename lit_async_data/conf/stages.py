@@ -12,14 +12,12 @@ if TYPE_CHECKING:
 
 
 def hdf5(path: str | os.PathLike[str] | Sequence[str] | None = None, **options: Any) -> HDF5Source | None:
-    """The `HDF5Source` of a stage; None, which is no data, if it has no path."""
     from lit_async_data.sources.hdf5.source import HDF5Source
 
     return None if path is None else HDF5Source(path, **options)
 
 
 def manifest(table: Any = None, **options: Any) -> ManifestSource | None:
-    """The `ManifestSource` of a stage; None, which is no data, if it has no table."""
     from lit_async_data.sources.manifest.source import ManifestSource
 
     return None if table is None else ManifestSource(table, **options)

@@ -15,7 +15,6 @@ COUNTERS = ("ready", "started", "processed", "completed")
 
 
 def batches(trainer: pl.Trainer) -> Any:
-    """The `COUNTERS` of this epoch of training."""
     progress: Any = trainer.fit_loop.epoch_loop.batch_progress  # Any: its annotations name another class of counters
     return progress.current
 
@@ -83,7 +82,6 @@ def begin_whole_epoch(trainer: pl.Trainer) -> None:
 
 
 def logged_step(trainer: Any) -> int:
-    """The step under which Lightning's own monitors log."""
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)  # noqa: SLF001
 
 

@@ -103,7 +103,6 @@ class EpochWaits:
         self._fill_sum += sum(each.queue_fill for each in stats)
 
     def pause(self) -> None:
-        """Other loops run before the next step."""
         self._ended_s = 0.0
 
     def end(self, stats: Sequence[LoaderStats]) -> dict[str, float]:
@@ -126,8 +125,6 @@ class EpochWaits:
 
 
 class Verdicts:
-    """Watches the loops of one Trainer."""
-
     def __init__(self) -> None:
         self.evaluated: dict[str, Wait] = {}  # over all runs of each evaluation loop, by stage
         self._watches: dict[str, Watch] = {}

@@ -83,7 +83,6 @@ class TablePart:
         self._writer.close()
 
     def merge(self, paths: Sequence[str], target: str, total: int) -> None:
-        """In the order of the dataset."""
         with arrow("parquet").ParquetWriter(target, self._schema) as writer:
             for number in range(-(-total // len(paths) // self._group_rows)):
                 tables = [_row_group(path, number) for path in paths]
@@ -166,13 +165,10 @@ class PredictionWriter(pl.Callback):
 
     * Numbers, text and vectors (lists of fixed length) are columns of ``PATH/predictions.parquet``.
     * Arrays with two axes or more per sample, such as masks, are datasets of ``PATH/predictions.h5``, samples first.
-    * Where `LoaderOptions.on_error` reads around bad samples, they keep their rows, and the column ``missing`` is true:
-      floats are NaN there, other numbers 0, texts missing.
-    * bfloat16 and smaller floats, and float16 in Parquet, become float32; everything else is stored as it is.
+    * Where `LoaderOptions.on_error` reads around bad samples, they keep their rows, and the column ``missing`` is true.
 
-    Row n belongs to sample n of the source. Both files have the columns ``sample`` (the number that ``source.locate``
-    takes), ``file`` and ``row``; ``group`` if samples are in groups of HDF5 files; ``id`` and ``path`` if a table has
-    them. With several sources the files are ``predictions_0``, ``predictions_1``, ….
+    Row n belongs to sample n of the source; columns say where it is stored. With several sources the files are
+    ``predictions_0``, ``predictions_1``, …. See docs/training/predictions.md.
 
     Ranks write into ``PATH.partial``, which is renamed at the end. Not thread-safe: Lightning calls it from one thread.
 

@@ -136,10 +136,9 @@ class DevicePrefetcher(pl.Callback):
     and ``data/bad_samples`` every ``log_every_n_steps`` steps, and puts their means over each epoch into
     ``trainer.callback_metrics``; docs/training/metrics.md says what they mean.
 
-    After an epoch it logs on rank 0 one sentence: how long training waited, for what, and which option can help; none
-    for a short epoch, and none that was said before. See "Why is my GPU waiting?" in the documentation. Validation,
-    test and prediction have their own. In fit the progress bar shows ``host 4/4 device 2/2``: ready batches, of the
-    most that can be ready. A level above INFO of the logger ``lit_async_data`` leaves out both.
+    After an epoch it logs on rank 0 one sentence: how long training waited, for what, and which option can help.
+    Validation, test and prediction have their own. In fit the progress bar shows ``host 4/4 device 2/2``: ready
+    batches, of the most that can be ready. A level above INFO of the logger ``lit_async_data`` leaves out both.
 
     Args:
         device_depth: Batches copied ahead of the one in use, for every loader. None: as many as an `AsyncLoader` or a

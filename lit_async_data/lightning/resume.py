@@ -35,7 +35,7 @@ def training_steps(
 ) -> tuple[int | None, int | None]:
     """The batches that the Trainer will take of a training pass that begins, and of each later pass; None for all.
 
-    The loader counts the batches of this pass from here on as Lightning does: a batch is done when it was trained on.
+    The loader counts this pass as Lightning does from here on: a batch is done when it was trained on.
     """
     if (found := _running(reference, loader_reference)) is None:
         return None, None
@@ -77,10 +77,7 @@ def _running(
 def _steps_of_one_among_several(
     reference: weakref.ref[pl.Trainer], trainer: pl.Trainer, loader: AsyncLoader
 ) -> tuple[None, None]:
-    """Of a loader whose batches training takes together with those of others.
-
-    It limits no pass: a short loader begins again in the middle of Lightning's epoch, then with an epoch of its own.
-    """
+    """No limit: a short loader begins again in the middle of Lightning's epoch, then with an epoch of its own."""
     done, saved = int(counters.batches(trainer).ready), _resuming(loader).saved
     if saved is not None and trainer.fit_loop.restarting:
         if not done:  # all loaders begin the epoch
@@ -235,7 +232,6 @@ def _check_dealing(trainer: pl.Trainer, loader: PrefetchedLoader, saved: Mapping
 
 
 def steps_left(loader: AsyncLoader, place: Place, total: int) -> int:
-    """The steps from a place to where the Trainer ends an epoch."""
     schedule = loader._wiring.schedule
     plan = schedule.plan(place.epoch)
     end = plan.position(min(total, len(plan)))

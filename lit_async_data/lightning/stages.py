@@ -41,7 +41,6 @@ LABELS_PER_READ = 2**20
 
 
 def class_names(source: Source) -> dict[str, tuple[str, ...]]:
-    """Of each field that has them: the names of the values 0, 1, 2, …."""
     return {key: field.classes for key, field in source.spec.fields.items() if field.classes}
 
 
@@ -68,7 +67,6 @@ def with_training_classes(stages: Mapping[Any, Sequence[Source]]) -> dict[Any, l
 def with_saved_classes(
     stages: Mapping[Any, Sequence[Source]], saved: Mapping[str, list[str]]
 ) -> dict[Any, list[Source]]:
-    """With the class numbers of a checkpoint."""
     try:
         renumbered = {stage: [with_classes(source, saved) for source in sources] for stage, sources in stages.items()}
     except (FormatError, ManifestError) as error:
@@ -116,10 +114,7 @@ def check_same_classes(stages: Mapping[Any, Sequence[Source]]) -> None:
 
 
 def count_classes(source: Source) -> dict[str, int]:
-    """The number of classes of each field with one whole number per sample, by batch key.
-
-    It is the number of class names, or one more than the largest label. Fields with negative values are left out.
-    """
+    """The class names, or one more than the largest label, of each field with one whole number per sample."""
     counts = {key: len(names) for key, names in class_names(source).items()}
     for key, field in source.spec.fields.items():
         if key not in counts and field.dtype.kind in "iu" and not field.texts and math.prod(field.shape) == 1:

@@ -24,8 +24,6 @@ CANDIDATES, BUCKETS = 256, 16
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Buckets:
-    """Which samples may share a batch, by their lengths. Immutable."""
-
     lengths: Indices  # the length of each sample; int64
     bounds: Indices  # the longest sample of each bucket, to which its samples are padded; ascending
     sizes: Indices  # samples of a batch of each bucket
@@ -42,8 +40,7 @@ class Buckets:
         """A ConfigError if a sample is longer than the last bucket, or than a batch may be.
 
         A batch has at most ``elements``, padding included; None for any number. ``given`` are the bounds of the
-        buckets, or their number, with the bounds that need the least padding; ``ids`` is what samples are called in
-        errors.
+        buckets, or their number; ``ids`` is what samples are called in errors.
         """
         known = np.asarray(lengths, np.int64)
         bounds = _least_padding(known, given) if isinstance(given, int) else np.unique(np.asarray(given, np.int64))
@@ -69,7 +66,6 @@ class Buckets:
 
     @functools.cached_property
     def numbers(self) -> npt.NDArray[np.uint16]:
-        """The bucket of each sample."""
         return np.searchsorted(self.bounds, self.lengths).astype(np.uint16)
 
     @functools.cached_property

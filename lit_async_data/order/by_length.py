@@ -133,7 +133,6 @@ def _shared(edges: Indices, ranks: int, *, drop_last: bool, longest: int = 0) ->
 
 
 def _halved(edges: Indices, count: int) -> Indices:
-    """Halves the largest batch until there are ``count``; takes and returns the edges of batches."""
     batches = [(first - end, first) for first, end in itertools.pairwise(edges.tolist())]
     heapq.heapify(batches)
     while len(batches) < count:

@@ -53,9 +53,7 @@ class ChunkOrder:
     Any block of positions takes O(block) time and memory, whatever the number of samples and chunks. The order itself
     takes O(runs + odd chunks) of memory; a chunk is odd if it does not have the most frequent number of rows. An uneven
     group adds O(width · (log width + e)) to a block that touches it and in which chunks run out at e positions.
-
-    Positions are integers in ``range(length)``, else an IndexError. Samples and chunks are numbered across ``runs``, of
-    which there is one for each file; ``width`` is the chunks of a group.
+    Positions outside of ``range(length)`` are an IndexError.
     """
 
     def __init__(self, runs: Sequence[ChunkRun], width: int, key: int) -> None:
@@ -177,7 +175,6 @@ class ChunkExtents:
         self.usual_rows = int(sizes[np.bincount(which, self._counts).argmax()])
 
     def extents(self, chunks: Indices) -> tuple[Indices, Indices]:
-        """The first sample, and the number of samples."""
         piece = np.searchsorted(self._chunks, chunks, side="right") - 1
         rows = self._rows[piece]
         return self._samples[piece] + (chunks - self._chunks[piece]) * rows, rows

@@ -1,14 +1,9 @@
-"""`EpochCursor`: the place in the order of all epochs, and its state in a checkpoint.
-
-It is the same on every rank, and its size does not depend on that of the dataset.
+"""`EpochCursor`: the place in the order of all epochs, and its state in a checkpoint, the same on every rank.
 
 ``iter()`` only announces a pass: Lightning calls it two or three times per epoch, before and after ``set_epoch``. The
 first batch binds the pass to an epoch: to the one that ``set_epoch`` requested since the last pass, otherwise to the
-one after the last, even if that ended early. Without a shuffle all epochs are alike, and ``set_epoch`` changes nothing,
-so that batches already read ahead can be used.
-
-A framework names epochs as it counts its own. Among several loaders a short one begins again in the middle of such an
-epoch, and each of its passes is an epoch of its own: 0, 1, 2 in the first one of the framework, then 3, 4, 5.
+one after the last, even if that ended early. A framework names epochs as it counts its own. Among several loaders a
+short one begins again in the middle of such an epoch, and each of its passes is an epoch of its own.
 
 A place that was saved is where the next pass begins, if it is of that epoch. The pass after it begins at the start.
 """
@@ -62,8 +57,6 @@ class Place(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OrderState:
-    """A place in the order, and what the order depends on."""
-
     epoch: int
     position: int  # samples of the epoch that are done, over all ranks
     samples: int  # samples of the whole epoch
@@ -195,7 +188,6 @@ class EpochCursor:
         self.state = state
 
     def restart(self) -> None:
-        """Lets the next batch begin a pass."""
         self.state = self.state._replace(fresh=True)
 
     def resume(self, place: Place | None) -> None:

@@ -131,7 +131,6 @@ class EpochPlan:
         return self.remaining // (self.batch_size * self.world_size) - 1
 
     def count(self, step: int) -> int:
-        """≥ 1."""
         if 0 <= step < self._whole_steps:
             return self.batch_size
         first, end = self.bounds(step)
@@ -197,8 +196,7 @@ class EpochPlan:
         self._cache[:] = [(first, block), *self._cache[: CACHED_BLOCKS - 1]]
         return block[: end - first]
 
-    def samples(self, positions: Indices) -> Indices:
-        """The samples at positions of the whole order, over all ranks, counted from ``start``."""
+    def samples(self, positions: Indices) -> Indices:  # of the whole order, over all ranks, counted from ``start``
         if self.shuffle == "none":
             return positions + self.start
         if self.chunk_order is not None:
@@ -263,10 +261,9 @@ class Limits(NamedTuple):
 
 
 class Schedule:
-    """The endless order of batches: after the last step of an epoch comes the first of the next.
+    """The endless order of batches: after the last step of an epoch comes the first of the next. Thread-safe.
 
-    Any thread may read it: nothing of it changes but the cached plans. Epochs that are not ``shuffled`` are only
-    counted, and ``set_epoch`` changes nothing: batches read ahead for the next epoch serve any other.
+    Epochs that are not ``shuffled`` are only counted: batches read ahead for the next epoch serve any other.
     """
 
     def __init__(self, plan: Callable[..., EpochPlan], *, shuffled: bool) -> None:

@@ -40,7 +40,6 @@ class SampleClasses(NamedTuple):
 
     @classmethod
     def of(cls, given: npt.ArrayLike, option: str) -> SampleClasses:
-        """Of an array as `class_weights` takes it."""
         array = _as_array(option, given, axes=(1, 2))
         if array.ndim == 2:
             has = np.asarray(array == 1)
@@ -106,8 +105,6 @@ def class_weights(labels: npt.ArrayLike) -> Floats:
 
 
 class WeighedChunks(NamedTuple):
-    """The chunks with a weight."""
-
     firsts: Indices  # their first samples
     rows: Indices
     sums: Floats  # of their weights

@@ -160,7 +160,6 @@ def _name_of(names: Sequence[str]) -> str:
 
 
 def _of_dataset(dataset: h5py.Dataset, name: str) -> Iterator[Dataset]:
-    """Of compound values, each member."""
     try:
         dtype, images = dataset.dtype, image_format(dataset)
     except LIBRARY_ERRORS:
@@ -221,7 +220,6 @@ def _type_name(dtype: np.dtype[Any]) -> str:
 
 
 def describe(group: OpenGroup, node: Dataset) -> None:
-    """Say how a dataset is read, and why not faster, or not at all."""
     name, given = group.name(node.field), Field(node.field, decode="image" if node.kind == "images" else None)
     try:
         with as_source_errors(f"{group.path}:/{name}", "cannot be read", file=group.path, dataset=name):
@@ -382,7 +380,6 @@ SHAPES = 32  # samples of a table whose shapes are compared
 
 
 def _verified(each: Suggestion, tried: int) -> Suggestion:
-    """With what its source holds, once one of the first samples has been read."""
     first = 0
     with contextlib.closing(each.call.build()) as source:
         for first in range(min(len(source), tried)):

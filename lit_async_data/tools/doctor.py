@@ -117,7 +117,6 @@ def examination(source: Source, given: LoaderOptions, seconds: float) -> dict[st
 
 
 def _settings(source: Source, given: LoaderOptions) -> Iterator[LoaderOptions]:
-    """Each shuffle with all workers, and with fewer."""
     most = lit_async_data.AsyncLoader(source, dataclasses.replace(given, shuffle="auto")).footprint.workers.most
     numbers = sorted({most, max(most // 2, 1), 1} - {0}, reverse=True) or [0]
     kinds: list[Shuffle] = ["chunk", "global", "none"] if source.chunks.rows > 1 else ["global", "none"]
@@ -162,7 +161,6 @@ def measured(loader: lit_async_data.AsyncLoader, seconds: float) -> Rate:
 
 
 def samples_in(batch: Any) -> int:
-    """In a mapping, a tuple or an array."""
     while not hasattr(batch, "shape"):
         batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
     return int(batch.shape[0])

@@ -148,7 +148,6 @@ def suggestions(scope: Scope, notes: list[str]) -> list[Suggestion]:
 
 
 def _whole(scope: Scope, of: str, x: Dataset, name: str, labels: Sequence[Given | None]) -> Iterator[Suggestion]:
-    """A sample is a whole dataset, or the image in it; its label is an attribute, or another dataset."""
     letters = None if x.decoding or x.varies else layout_of((1, *x.shape), 0)
     options = {"sample": "dataset" if of == "dataset" else "group", "layout": {"x": letters[1:]} if letters else {}}
     notes = [_SWAPPED] if x.decoding else [_BY_LENGTH] * x.varies
@@ -369,7 +368,6 @@ class _Columns:
         return ""
 
     def _of_files(self, column: ColumnReport, folder: str) -> Given:
-        """Of HDF5 files their rows, with the dataset that looks like samples in the first of them."""
         found = dict[str, Any]()
         if column.kind == "hdf5" and "dataset" not in self.table.names:
             with contextlib.suppress(AsyncDataError):  # the source says what is wrong with a file

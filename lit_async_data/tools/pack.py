@@ -121,18 +121,9 @@ def pack(
 ) -> Packed:
     """Write the samples of a source into one HDF5 file that is fast to read at random, and compare every value.
 
-    Until all is compared, the file is called ``OUT.PID.part``. A call that fails or is interrupted removes it.
-
-    Args:
-        source: The input. Each batch key becomes a dataset.
-        out: The file to write.
-        codec: ``none``, ``deflate``, ``zstd``, ``lz4``; ``auto`` is deflate for the fields where it saves a
-            third, unless the input is not compressed either; other fields are contiguous.
-        chunk: Samples per chunk. None: one, or as many as fit in 64 KiB if they are smaller than 4 KiB.
-        columns: Further columns of the source, one value per sample, to keep for groups of a split and for `column`.
-        keep_parts: Whether files, and groups in them, become groups, which windows do not cross.
-        force: Whether to replace ``out``.
-        progress: Called with ``packing`` or ``comparing``, and how many of how many bytes of samples are done.
+    Until all is compared, the file is called ``OUT.PID.part``. A call that fails or is interrupted removes it. The
+    options are those of the command line; see docs/tools/pack.md. ``progress`` is called with ``packing`` or
+    ``comparing``, and how many of how many bytes of samples are done.
 
     Example:
         >>> import numpy, tempfile
@@ -235,7 +226,6 @@ class PackedField:
         return "" if channel is None else f"N{letters[:channel]}C{letters[channel:]}"
 
     def given(self, *, unpacked: bool = False) -> str | dict[str, Any]:
-        """As `HDF5Source` takes it."""
         options: dict[str, Any] = {"classes": list(self.classes)} if self.classes and self.shape else {}
         options |= ({"null": "ignore"} if self.missing else {}) | ({"mask_and_scale": True} if unpacked else {})
         return {"name": self.key, **options} if options else self.key
@@ -257,7 +247,6 @@ class Plan:
 
     @property
     def source_options(self) -> dict[str, Any]:
-        """With which `HDF5Source` reads the file: letters of axes, and the groups of the sections."""
         layout = {field.key: field.layout for field in self.fields if field.layout}
         return ({"layout": layout} if layout else {}) | ({"group": f"{PARTS}/*"} if self.sections[0][0] else {})
 
@@ -310,7 +299,6 @@ def _chunked(field: PackedField, tried: Array, codec: str, chunk: int | None, *,
 
 
 def _contiguous(source: Source) -> list[PackedField]:
-    """With the element types of the input or the smallest for all classes."""
     parts = source.stored_parts if isinstance(source, HDF5Source) else []
     packings, fields = _packings(parts), list[PackedField]()
     for key, each in source.spec.fields.items():
@@ -381,7 +369,6 @@ class _Writer:
             begin += rows
 
     def _make(self, holder: h5py.Group, field: PackedField, rows: int) -> None:
-        """Contiguous; or in chunks, whose filters libhdf5 need not know."""
         if field.categorical:  # as AnnData stores categories
             group = holder.require_group(field.key)
             group.attrs.update({"encoding-type": "categorical", "encoding-version": "0.2.0", "ordered": False})

@@ -27,7 +27,6 @@ def as_json(values: Mapping[str, Any], default: Callable[[Any], object]) -> str:
 
 
 def shapes(batch: Mapping[str, Mapping[str, Any]]) -> str:
-    """Of N samples, each field with its type."""
     each = ((key, field["dtype"], ", ".join(map(str, ["N", *field["shape"]]))) for key, field in batch.items())
     return ", ".join(f"{key} {dtype} ({shape})" for key, dtype, shape in each)
 
@@ -38,7 +37,6 @@ def section(title: str, lines: Sequence[str]) -> list[str]:
 
 
 def shortened(lines: Sequence[str]) -> list[str]:
-    """The first `MOST_SHOWN`, and how many more there are."""
     more = len(lines) - MOST_SHOWN
     return list(lines) if more <= 1 else [*lines[:MOST_SHOWN], f"and {more:,} more"]
 
