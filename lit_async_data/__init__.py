@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# The public names of each module.
 _NAMES = {
     "batch.spec": "BatchSpec FieldSpec",
     "batch.statistics": "FieldStatistics",

@@ -92,9 +92,8 @@ class LoaderOptions:
             as many decoded chunks. Changes the order.
         seed: Key of every permutation and of all random numbers of transforms, draws and substitutes, 0 to 2**63 − 1.
             Workers and queue depth never change the order of a seed. None: that of the place from which the loader
-            resumes; else that of Lightning's ``seed_everything`` when epoch 0 begins, in an `AsyncDataModule` of rank 0
-            when the Trainer sets it up; else 0. An `AsyncLoader` that you build with several ranks takes 0, since ranks
-            may have called it with seeds of their own.
+            resumes; else that of Lightning's ``seed_everything``, in an `AsyncDataModule` of rank 0; else 0. An
+            `AsyncLoader` that you build with several ranks takes 0, since ranks may have seeds of their own.
         drop_last: Drop the samples that do not fill a step of all ranks.
         pad_last: Fill batches that are short up to ``batch_size``, or with ``batch_by`` to the size of their bucket, by
             repeating their last sample, so that all shapes are known to ``torch.compile`` and CUDA graphs. Each batch
@@ -123,8 +122,7 @@ class LoaderOptions:
             `WorkerError` in its place; 0: at the first death. The order never changes.
         on_error: What becomes of a sample that is missing or damaged, or on which ``sample_transform`` fails.
             ``"raise"``: an error in place of its batch. ``"skip"``: its batch has a sample less, and the epoch as many
-            steps; in place of a whole batch, one substitute. ``"substitute"``: another sample of the epoch, drawn by
-            seed, epoch and place, stands in for it; where none of 64 can, and in the evaluation stages of an
+            steps. ``"substitute"``: another sample of the epoch stands in for it; in the evaluation stages of an
             `AsyncDataModule`, it is left out. Ranks, workers and a resume do not change which. What is no sample's
             fault, such as a disk that is gone, is an error under each of them.
         max_bad: Bad samples of an epoch, on this rank, above which the run ends with an error: a number, or a share of
@@ -137,10 +135,8 @@ class LoaderOptions:
         epoch_size: Samples per epoch with ``weights``; None: as many as the source has.
         batch_by: Puts samples of like length together: the key of a field of variable length, or of one with the
             length of each sample, or an array of these. Fields of variable length are then padded to the bucket of
-            their batch instead of to the longest sample. All epochs and all ranks have the same number of batches. With
-            ``shuffle="chunk"`` the samples of a batch lie in chunks that are mixed at the same time, if there are
-            enough of like length; each rank decodes these chunks.
-            Not for prediction, which keeps the order of the dataset, unless ``predict_loader`` has it too.
+            their batch instead of to the longest sample. All epochs and all ranks have the same number of batches. Not for
+            prediction, which keeps the order of the dataset, unless ``predict_loader`` has it too.
         batch_elements: Most elements (such as tokens) of a batch with ``batch_by``, padding included. None: only
             ``batch_size`` limits it.
         buckets: With ``batch_by``, the lengths to which samples are padded, ascending; or how many there are, which are

@@ -80,7 +80,6 @@ def _with_fill(get_metrics: Any, trainer: pl.Trainer, pl_module: pl.LightningMod
     return metrics | {NAME: ", ".join(str(loader.fill) for loader in loaders)} if loaders else metrics
 
 
-# What people call the stages.
 STAGES = {"val": "validation", "test": "test", "predict": "prediction"}
 
 # Shorter loops mostly begin and end, and show nothing of their readers.

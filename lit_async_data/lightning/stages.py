@@ -36,7 +36,6 @@ from lit_async_data.sources.composed.split import split as split_source
 from lit_async_data.sources.contract.checks import check_source
 from lit_async_data.sources.contract.source import Source, read
 
-# Labels per read while `count_classes` looks for the largest one.
 LABELS_PER_READ = 2**20
 
 

@@ -126,7 +126,6 @@ class ChunkOrder:
         stretches, which = np.unique(stretch, return_inverse=True)
         group, closed = np.divmod(stretches, self.width + 1)
         tick, count = closing.ravel()[stretches], still_open[closed]
-        # The open chunks of each stretch, one stretch after the other.
         still = np.nonzero(rows[group] > tick[:, None])[1]
         offset = positions - begins.ravel()[stretch]
         chunk = still[(np.cumsum(count) - count)[which] + offset % count[which]]

@@ -57,7 +57,6 @@ class EpochPlan:
     # The last blocks computed, each with its first index among this rank's positions. Two threads may compute the same
     # block at once; both get the same values, and the assignment is atomic.
     _cache: list[tuple[int, Indices]] = dataclasses.field(default_factory=list, repr=False, compare=False)
-    # The last group whose chunks were asked for, and their places.
     _begun: list[tuple[int, Indices]] = dataclasses.field(default_factory=list, repr=False, compare=False)
 
     def __post_init__(self) -> None:

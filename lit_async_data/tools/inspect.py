@@ -43,7 +43,6 @@ from lit_async_data.tools.terminal import as_json
 
 # Of one file: datasets that are looked at; and those that are described, where groups of equal structure count once.
 MOST_DATASETS, MOST_DESCRIBED = 20_000, 500
-# Words in names of labels and masks.
 LABELS, MASKS = "y|labels?|targets?|class(es)?|actions?|gt|truth|true", "masks?|segmentations?"
 # Kinds of datasets of numbers that stand for names, or beside a mask.
 CODED = ("categorical", "nullable")

@@ -9,7 +9,6 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-# Lines of a section that are shown; the others are counted.
 MOST_SHOWN = 12
 
 
