@@ -135,8 +135,8 @@ class LoaderOptions:
         epoch_size: Samples per epoch with ``weights``; None: as many as the source has.
         batch_by: Puts samples of like length together: the key of a field of variable length, or of one with the
             length of each sample, or an array of these. Fields of variable length are then padded to the bucket of
-            their batch instead of to the longest sample. All epochs and all ranks have the same number of batches. Not for
-            prediction, which keeps the order of the dataset, unless ``predict_loader`` has it too.
+            their batch instead of to the longest sample. All epochs and all ranks have the same number of batches.
+            Not for prediction, which keeps the order of the dataset, unless ``predict_loader`` has it too.
         batch_elements: Most elements (such as tokens) of a batch with ``batch_by``, padding included. None: only
             ``batch_size`` limits it.
         buckets: With ``batch_by``, the lengths to which samples are padded, ascending; or how many there are, which are
