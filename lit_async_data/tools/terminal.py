@@ -48,7 +48,8 @@ def indented(lines: Sequence[str]) -> list[str]:
 @contextlib.contextmanager
 def progress_bar(stream: TextIO) -> Iterator[Callable[[str, int, int], None]]:
     """Shows how many bytes of each step are done; in a log, every ten seconds."""
-    every, bar = 0.1 if stream.isatty() else 10.0, None
+    every = 0.1 if stream.isatty() else 10.0
+    bar: Any = None
     options: dict[str, Any] = {"unit": "B", "unit_scale": True, "leave": False, "mininterval": every, "delay": every}
     with contextlib.ExitStack() as shown:
 

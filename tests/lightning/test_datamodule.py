@@ -34,8 +34,6 @@ def test_close_closes_loaders_and_files(h5):
 
 
 class Counting(ArraySource):
-    """Counts the reads of all values of a field."""
-
     whole = 0
 
     def read_into(self, samples, out):
@@ -106,8 +104,6 @@ def test_what_cannot_go_to_a_reader_process_is_said_before_the_first_batch():
 
 
 class Kept(Learning):
-    """Keeps each batch under the step that loggers would write."""
-
     def __init__(self):
         super().__init__()
         self.kept = {}

@@ -99,7 +99,6 @@ def fitted():
 
 @pytest.fixture
 def levels():
-    """Sets levels of loggers for one test."""
     before = {}
 
     def change(name, level):
@@ -195,7 +194,6 @@ STEPS = -(-SAMPLES // BATCH)
 
 @pytest.fixture
 def lines(caplog):
-    """The lines that say how long something waited."""
     caplog.set_level("INFO")
     return lambda: [each.getMessage() for each in caplog.records if " waited " in each.getMessage()]
 

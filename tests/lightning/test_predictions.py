@@ -37,8 +37,6 @@ pytestmark = [
 
 
 class Predictor(pl.LightningModule):
-    """Returns what ``predicted`` returns for the values of ``y``."""
-
     def __init__(self, predicted=predicted_of):
         super().__init__()
         self.predicted = predicted
@@ -330,7 +328,6 @@ def test_parts_of_any_ranks_and_batches_merge_into_the_order_of_the_dataset(tmp_
 
 
 def samples_of(size, rank, count, samples, steps):
-    """The samples of the first batches of a rank."""
     options = {"length": samples, "batch_size": size, "shuffle": "none", "seed": 0, "epoch": 0}
     plan = EpochPlan(**options, rank=rank, world_size=count)
     return plan.stretch(0, min(steps, len(plan)))[0]

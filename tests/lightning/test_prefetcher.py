@@ -46,8 +46,6 @@ pytestmark = [NO_STAGES, pytest.mark.filterwarnings(NO_VAL), pytest.mark.filterw
 
 
 class Hooked(Learning):
-    """Records the hooks that Lightning calls with each batch, and the dtype."""
-
     def on_after_batch_transfer(self, batch, dataloader_idx):
         self.seen.append(("after transfer", batch["x"].dtype))
         return batch
@@ -170,8 +168,6 @@ def test_where_no_loader_of_ours_trains_nothing_is_shown_and_that_is_said(caplog
 
 
 class Gate(CountingSource):
-    """Sets an event when it has been read a given number of times."""
-
     def __init__(self, samples=SAMPLES, after=1):
         super().__init__(samples)
         self.after, self.read = after, threading.Event()
@@ -265,8 +261,6 @@ def test_reading_ahead_again_changes_nothing(streams):
 
 
 class Staged(Recorder):
-    """Records the batches of each stage."""
-
     def see(self, stage, batch, number):
         self.seen[stage].append(batch)
 
@@ -299,7 +293,6 @@ METRICS = {"data/wait_ms", "data/device_wait_ms", "data/queue_fill", "data/epoch
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A fake clock that advances only when a test says so."""
     now = types.SimpleNamespace(s=0.0)
     stopped = types.SimpleNamespace(perf_counter=lambda: now.s, monotonic=lambda: now.s, thread_time=lambda: 0.0)
     for module in (
@@ -387,16 +380,12 @@ def numbers(**options):
 
 
 class Model(Learning):
-    """Records the batches of training."""
-
     def training_step(self, batch, number):
         self.seen.append(batch.tolist())
         return self.layer(batch[:, None].float()).mean()
 
 
 class Everywhere(Model):
-    """Records the type of loader of each stage."""
-
     def __init__(self):
         super().__init__()
         self.kinds = {}

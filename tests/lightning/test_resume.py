@@ -20,8 +20,6 @@ WHOLE = [plan(epoch) for epoch in range(EPOCHS)]
 
 
 class Saver(pl.Callback):
-    """Saves a checkpoint in a hook, at a given batch of the second epoch."""
-
     def __init__(self, path, hook, batches=None):
         self.path, self.batches = str(path), batches
         setattr(self, hook, self.save)
@@ -33,7 +31,6 @@ class Saver(pl.Callback):
 
 
 def fitted(*callbacks, loader=None, force_resume=False, samples=SAMPLES, **options):
-    """A run of three epochs with validation."""
     fit = trainer(*callbacks, **{"limit_val_batches": 2, "max_epochs": EPOCHS} | options)
     sources = {"train": CountingSource(samples), "val": CountingSource(width=1)}
     return fit, datamodule(loader, force_resume=force_resume, **sources)
@@ -70,7 +67,6 @@ def flat(batches):
 
 
 def resumed(path, callbacks=list, model=Continued, **options):
-    """The batches of each epoch that a resumed run sees."""
     model = model()
     fit, dm = fitted(*callbacks(), **options)
     fit.fit(model, datamodule=dm, ckpt_path=str(path))
@@ -118,8 +114,6 @@ class StopError(Exception): ...
 
 
 class Stopping(Continued):
-    """Fails at a batch of the second epoch."""
-
     def __init__(self, batch):
         super().__init__()
         self.batch = batch
@@ -204,8 +198,6 @@ class Ends(pl.Callback):
 
 
 class Decaying(Continued):
-    """Halves its learning rate after each epoch."""
-
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
         decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)
@@ -307,7 +299,6 @@ def test_evaluation_after_a_fit_takes_a_checkpoint_of_another_order(saved):
 
 
 def order(epoch):
-    """The samples of an epoch in order."""
     return EpochPlan(length=SAMPLES, batch_size=1, shuffle="global", seed=0, epoch=epoch).samples(np.arange(SAMPLES))
 
 

@@ -46,27 +46,6 @@ def test_a_rank_begins_with_its_chunks_of_the_first_round():
             assert of_rank.tolist() == (first_round[rank::3] // 10 * 10).tolist()
 
 
-@pytest.mark.parametrize("rows", [20, 32, 33, 100])
-def test_each_chunk_and_each_epoch_shuffles_rows_differently(rows):
-    seen = set()
-    for epoch in range(20):
-        order = ChunkOrder([ChunkRun(10 * rows, rows)], width=4, key=derived_key(0, epoch))
-        samples = all_of(order)
-        seen |= {tuple(samples[samples // rows == chunk] % rows) for chunk in range(10)}
-    assert len(seen) == 20 * 10
-
-
-def test_every_sample_is_equally_likely_at_every_position():
-    """Chi-squared over 1000 keys, as for a permutation. (If chunks differ, the last positions belong to long ones.)"""
-    keys, runs = 1000, [ChunkRun(24, 4)]
-    counts = np.zeros((24, 24))
-    for key in range(keys):
-        counts[np.arange(24), all_of(ChunkOrder(runs, width=2, key=derived_key(key)))] += 1
-    freedom = 23**2
-    chi2 = ((counts - keys / 24) ** 2 / (keys / 24)).sum()
-    assert abs(chi2 - freedom) < 6 * np.sqrt(2 * freedom)
-
-
 @pytest.mark.parametrize(
     ("runs", "width"),
     [

@@ -36,7 +36,6 @@ def schedule_of(batch_size=16, *, kind=EpochPlan, shuffle="chunk", length=600, s
 
 
 def keys_of(schedule, epochs):
-    """All batches of some epochs, and the one after them."""
     keys = [BatchIndex(0, 0)]
     while keys[-1].epoch < epochs:
         keys.append(schedule.following(keys[-1]))

@@ -142,14 +142,6 @@ def test_the_plan_of_an_epoch_is_built_once_whatever_its_limits():
     assert endless.limited(Limits(1)).plan(1) is endless.limited(Limits(1, 2)).plan(1)
 
 
-@pytest.mark.parametrize(
-    ("rows", "batch_size", "decoded"),
-    [(1, 256, pytest.approx(1, abs=1e-3)), (64, 8, pytest.approx(64, rel=0.01))],  # each sample alone, or its chunk
-)
-def test_samples_of_small_batches_cost_a_chunk_each(rows, batch_size, decoded):
-    assert amplification(10**6, rows, batch_size) == decoded
-
-
 @given(st.integers(1, 5000), st.integers(1, 200), st.integers(1, 300))
 def test_amplification_equals_a_simulation(length, rows, batch_size):
     assume(batch_size <= length)

@@ -31,7 +31,6 @@ def sections(node):
 
 
 def choices():
-    """Choices of every group: each choice stands in one of the lists."""
     files = sorted(path.relative_to(folder) for folder in (CONFIGS, PACKAGE) for path in folder.rglob("*.yaml"))
     groups = {}
     for path in files:

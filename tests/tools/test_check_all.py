@@ -55,7 +55,6 @@ def checked(*arguments, status=1):
 
 
 def printed_sources(text):
-    """The sources that the printed Python and the printed command build."""
     python = "\n".join(line.strip() for line in re.findall(r"^  (?:from|source).*$", text, re.MULTILINE))
     command = re.search(r"^  python train\.py .*$", text, re.MULTILINE)[0]
     return built_by_python(python), built_by_command(command)

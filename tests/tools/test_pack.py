@@ -32,7 +32,6 @@ def out(tmp_path):
 
 
 def small_steps(monkeypatch, samples=4, nbytes=4096):
-    """Lets a piece be a few samples."""
     monkeypatch.setattr(packing, "PIECE_BYTES", samples * nbytes)
 
 

@@ -47,16 +47,12 @@ LOOKS = [
 
 
 class Batches(Learning):
-    """Records the batches of all epochs in a row."""
-
     def training_step(self, batch, number):
         self.seen.append(batch["index"].tolist())
         return self.layer(batch["x"][:, :1]).square().mean()
 
 
 class Walk(pl.Callback):
-    """Takes batches of the loaders of a stage in one hook."""
-
     def __init__(self, hook, stage, batches):
         self.stage, self.batches, self.seen = stage, batches, []
         setattr(self, hook, self.walk)

@@ -29,8 +29,6 @@ class StopError(Exception): ...
 
 
 class Both(Learning):
-    """Records the samples of each step, and saves a checkpoint, or fails, at a batch of an epoch."""
-
     def __init__(self, place="", at=None, folder=None):
         super().__init__()
         self.steps, self.place, self.at, self.folder = [], place, at, folder
@@ -62,7 +60,6 @@ class Both(Learning):
 
 
 def fitted(loaders, model=None, path=None, callbacks=(lad.DevicePrefetcher,)):
-    """The samples of each step."""
     model = Both() if model is None else model
     saving = [pl.callbacks.OnExceptionCheckpoint(model.folder, "at")] if model.place == "step" else []
     fit = trainer(*saving, *[kind() for kind in callbacks], max_epochs=EPOCHS, enable_checkpointing=bool(saving))
@@ -101,8 +98,6 @@ def test_of_several_loaders_another_batch_size_is_refused(tmp_path):
 
 
 def drawing(samples):
-    """A loader with a random number for each sample."""
-
     def draw(sample, rng):
         return sample | {"drawn": rng.random(1, dtype="float32")}
 
@@ -110,8 +105,6 @@ def drawing(samples):
 
 
 class Drawn(Learning):
-    """Records what was drawn, of each loader."""
-
     def training_step(self, batch, number):
         if number == 0:
             self.seen.append([])

@@ -34,15 +34,12 @@ kinds = pytest.mark.parametrize("kind", ["datamodule", "bare"])
 
 
 def given(kind, **options):
-    """What the Trainer gets to train on, shuffled."""
     if kind == "datamodule":
         return {"datamodule": lad.AsyncDataModule(train=CountingSource(width=1), loader=OPTIONS | options)}
     return {"train_dataloaders": lad.AsyncLoader(CountingSource(width=1), OPTIONS | {"shuffle": True} | options)}
 
 
 class Samples(Learning):
-    """Records the samples of each batch."""
-
     def training_step(self, batch, number):
         self.seen.append(batch["index"].tolist())
         return self.layer(batch["x"][:, :1]).square().mean()

@@ -3,7 +3,6 @@
 ``LIT_ASYNC_DATA_LIGHTNING=lightning.pytorch`` runs this file under Lightning's other name.
 """
 
-import collections
 import copy
 import importlib
 import inspect
@@ -210,56 +209,7 @@ def test_a_loader_iterated_by_hand_after_a_limited_fit_reads_each_batch_once():
 # Host hooks: the numbers that a sample gets are those of a plain loader, also after a resume.
 
 
-def drawing(sample, rng):
-    return {**sample, "drawn": -1 if rng is None else int(rng.integers(2**62))}
-
-
-def doubling(batch):
-    batch["twice"] = 2 * batch["x"][:, 0]
-
-
-class Drawn(Recorder):
-    """Records what was drawn for each batch."""
-
-    def __init__(self):
-        super().__init__(self.note)
-        self.drawn = collections.defaultdict(list)
-
-    def note(self, stage, batch):
-        assert (batch["twice"] == 2 * batch["index"]).all()
-        self.drawn[stage] += batch["drawn"].tolist()
-
-
-def wanted(epochs):
-    options = {"batch_size": 4, "shuffle": True, "workers": 0}
-    with lad.AsyncLoader(CountingSource(), options, sample_transform=drawing) as loader:
-        return [number for _ in range(epochs) for batch in loader for number in batch["drawn"].tolist()]
-
-
-def hooked(workers):
-    hooks = {"sample_transform": drawing, "batch_transform": doubling}
-    return datamodule({"workers": workers}, train=CountingSource(), val=CountingSource(), **hooks)
-
-
-@at_every_depth
-def test_hooks_draw_the_same_in_a_trainer_and_nothing_in_validation(callbacks):
-    model = Drawn()
-    trainer(*callbacks(), max_epochs=2, val_check_interval=0.5).fit(model, datamodule=hooked(2))
-    assert model.drawn["train"] == wanted(2)
-    assert set(model.drawn["val 0"]) == {-1}
-
-
-def test_hooks_draw_the_same_after_a_resume(tmp_path):
-    saved = trainer(max_epochs=1)
-    saved.fit(Drawn(), datamodule=hooked(1))
-    saved.save_checkpoint(tmp_path / "end.ckpt")
-    model = Drawn()
-    trainer(max_epochs=2).fit(model, datamodule=hooked(2), ckpt_path=tmp_path / "end.ckpt")
-    assert model.drawn["train"] == wanted(2)[22:]
-
-
 def loaders_of(dm):
-    """The loaders that the Trainer holds now."""
     return [each for each in (dm.trainer.train_dataloader, *(dm.trainer.val_dataloaders or ())) if each is not None]
 
 
