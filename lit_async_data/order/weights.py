@@ -17,8 +17,6 @@ from lit_async_data.order.permutation import Indices, Permutation, derived_key, 
 
 # The default ``ignore_index`` of torch's losses.
 IGNORED = -100
-# Every 64th edge is copied to a table that fits into the processor's cache.
-_COARSE = 64
 # A group with more positions is assumed to need all of its chunks: drawing for 2¹⁸ positions takes 0.1 s.
 _MOST_DRAWN = 2**18
 
@@ -124,8 +122,7 @@ class Weights:
         self.edges = np.zeros(checked.size + 1)  # the sum of the weights before each sample, and the total
         with np.errstate(over="ignore"):
             np.cumsum(checked, out=self.edges[1:])
-        self._coarse = self.edges[::_COARSE].copy()
-        self.edges.flags.writeable = self._coarse.flags.writeable = False
+        self.edges.flags.writeable = False
         if not np.isfinite(self.edges[-1]):
             raise ConfigError("their sum exceeds the range of float64; divide all of them by the largest", "weights")
         if not self.edges[-1] > 0:
@@ -135,9 +132,7 @@ class Weights:
 
     def drawn(self, numbers: Floats) -> Indices:
         """The samples of numbers in [0, 1), in proportion to the weights."""
-        values = _scaled(self.edges[0], self.edges[-1], numbers)
-        low = (np.searchsorted(self._coarse, values, side="right") - 1) * _COARSE
-        return _bisected(self.edges, low, np.minimum(low + _COARSE, self.samples), values)
+        return drawn_between(self.edges, 0, -1, numbers)
 
     def chunks(self, runs: Sequence[ChunkRun]) -> WeighedChunks:
         runs = tuple(runs)
@@ -157,28 +152,12 @@ class Weights:
         return WeighedChunks(firsts[nonzero], rows[nonzero], sums[nonzero], layout.usual_rows)
 
 
-def _scaled(low: Floats, high: Floats, numbers: Floats) -> Floats:
-    """Maps numbers in [0, 1) to ``[low, high)``."""
-    # The product may round up to ``high``, where the next interval begins.
-    return np.minimum(low + numbers * (high - low), np.nextafter(high, 0))
-
-
-def drawn_between(edges: Floats, low: Indices, high: Indices, numbers: Floats) -> Indices:
+def drawn_between(edges: Floats, low: Any, high: Any, numbers: Floats) -> Indices:
     """Maps uniform numbers to the intervals between two edges, in proportion to their widths; never to an empty one."""
-    return _bisected(edges, low, high, _scaled(edges[low], edges[high], numbers))
-
-
-def _bisected(edges: Floats, low: Indices, high: Indices, values: Floats) -> Indices:
-    """The last i for each value with ``edges[i] <= value``.
-
-    As ``np.searchsorted`` from the right, minus one; but it searches only between an edge that is at most the value and
-    one above it, which takes half the time.
-    """
-    while low.size and (high - low).max() > 1:
-        middle = (low + high) >> 1
-        above = edges[middle] <= values
-        low, high = np.where(above, middle, low), np.where(above, high, middle)
-    return low
+    begin, end = edges[low], edges[high]
+    # The product may round up to ``end``, where the next interval begins.
+    values = np.minimum(begin + numbers * (end - begin), np.nextafter(end, 0))
+    return np.searchsorted(edges, values, side="right") - 1
 
 
 def uniform(key: int, positions: Indices) -> Floats:

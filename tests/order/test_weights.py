@@ -138,14 +138,6 @@ def test_in_the_middle_of_a_sum_a_product_does_not_reach_the_next_chunk():
     assert drawn_between(edges, np.array([1]), np.array([2]), np.array([ALMOST_ONE])).tolist() == [1]
 
 
-@pytest.mark.parametrize("samples", [63, 64, 65, 128, 1000])
-def test_as_many_samples_as_draws_are_found_in_tables_of_any_length(samples):
-    """The middle of each sample's interval maps to that sample: the coarse table has no gaps."""
-    table = Weights(np.ones(samples))
-    assert table.drawn((np.arange(samples) + 0.5) / samples).tolist() == list(range(samples))
-    assert table.drawn(np.arange(samples) / samples + 1e-9).tolist() == list(range(samples))
-
-
 widths = st.integers(1, 12)
 lengths = st.integers(1, 300)
 
