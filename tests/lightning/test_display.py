@@ -118,17 +118,6 @@ def test_no_other_logger_silences_the_lines(terminal, levels, quieted):
     assert terminal.getvalue().count("memory") == 1
 
 
-def test_the_own_logger_silences_them_by_their_level(terminal, levels, capsys):
-    levels("lit_async_data", logging.WARNING)
-    fitted()
-    assert terminal.getvalue() == ""
-    print_line("samples come twice", logging.WARNING)
-    levels("lit_async_data", logging.ERROR)
-    print_line("samples come twice", logging.WARNING)
-    assert terminal.getvalue() == "samples come twice\n"
-    assert capsys.readouterr().err == ""
-
-
 def test_only_rank_0_prints_a_line(terminal, monkeypatch):
     monkeypatch.setattr(rank_zero_only, "rank", 1)
     print_line("epoch 0: fine")
@@ -171,22 +160,6 @@ def test_where_batches_are_copied_the_bar_shows_the_device_too(streams):
         trainer(lad.DevicePrefetcher(), shown, enable_progress_bar=True).fit(Recorder(), loader)
     assert len(shown.shown) == len(STORED)
     assert all(re.fullmatch(r"host [0-3]/3 device [0-2]/2", items["data"]) for items in shown.shown)
-
-
-def test_a_bar_is_as_it_was_after_an_error_too():
-    def fails(stage, batch):
-        raise RuntimeError("mine")
-
-    class Own(pl.callbacks.TQDMProgressBar):
-        pass
-
-    bar = Own()
-    bar.get_metrics = composed = lambda trainer, model: {"mine": 1}
-    shown = Watching()
-    fit = trainer(lad.DevicePrefetcher(), bar, shown, enable_progress_bar=True)
-    with pytest.raises(RuntimeError, match="mine"):
-        fit.fit(Recorder(fails), datamodule=datamodule(train=CountingSource()))
-    assert bar.get_metrics is composed
 
 
 STEPS = -(-SAMPLES // BATCH)
@@ -261,26 +234,18 @@ def test_a_short_epoch_is_not_spoken_of(lines, monkeypatch, seconds, steps, said
     assert len(lines()) == said
 
 
-def test_the_level_of_the_packages_logger_silences_lines_and_gauge(caplog, short):
-    caplog.set_level("INFO")
-    callback = lad.DevicePrefetcher()
-    fit = trainer(callback, enable_progress_bar=True)
-    metrics = []
-
-    def look(stage, batch):
-        metrics.append(fit.progress_bar_callback.get_metrics(fit, fit.lightning_module))
-
-    logger = logging.getLogger("lit_async_data")
-    logger.setLevel(logging.WARNING)
-    try:
-        fit.fit(Recorder(look), datamodule=all_stages())
-    finally:
-        logger.setLevel(logging.NOTSET)
-    assert "waited" not in caplog.text
-    assert "memory" not in caplog.text
-    assert metrics
-    assert not any("data" in each for each in metrics)
+def test_the_own_logger_silences_lines_and_gauge_by_its_level(terminal, levels, short):
+    levels("lit_async_data", logging.WARNING)
+    callback, shown = lad.DevicePrefetcher(), Watching()
+    trainer(callback, shown, enable_progress_bar=True).fit(Recorder(), datamodule=all_stages())
+    assert terminal.getvalue() == ""
+    assert shown.shown
+    assert not any("data" in items for items in shown.shown)
     assert callback.waited.steps == STEPS  # it measures all the same
+    print_line("samples come twice", logging.WARNING)
+    levels("lit_async_data", logging.ERROR)
+    print_line("samples come twice", logging.WARNING)
+    assert terminal.getvalue() == "samples come twice\n"
 
 
 def test_with_several_ranks_the_slowest_is_named_with_its_own_cure(monkeypatch, lines, short):
