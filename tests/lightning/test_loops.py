@@ -5,17 +5,13 @@ import types
 import weakref
 
 import pytest
-from support.lightning.trainer import CountingSource
+from support.lightning.trainer import CountingSource, Run
 
 from lit_async_data import AsyncLoader
 from lit_async_data.errors import AsyncDataError
 from lit_async_data.lightning import loops
 
 Loop = types.SimpleNamespace
-
-
-class Run(types.SimpleNamespace):
-    """A Trainer, which can be weakly referred to."""
 
 
 def loader_of():

@@ -22,6 +22,7 @@ from support.lightning.trainer import (
     Learning,
     Recorder,
     Recording,
+    Run,
     Watching,
     datamodule,
     on_device,
@@ -491,10 +492,6 @@ class Sharding:
 
     def process_dataloader(self, loader):
         return numbers() if isinstance(loader, DataLoader) else loader
-
-
-class Run(types.SimpleNamespace):
-    """A Trainer, which can be weakly referred to."""
 
 
 def run_of(strategy, module=None):

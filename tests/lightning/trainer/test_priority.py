@@ -11,9 +11,10 @@ from support.lightning.trainer import (
     NO_STAGES,
     SAMPLES,
     STORED,
+    Batches,
     CountingSource,
-    Learning,
     Recorder,
+    Save,
     datamodule,
     plan,
     rows,
@@ -44,12 +45,6 @@ LOOKS = [
     (kind, hook, ("train", "val")[number % 2], (1, 10**6)[number // 2 % 2])
     for number, (hook, kind) in enumerate(itertools.product(HOOKS, KINDS))
 ]
-
-
-class Batches(Learning):
-    def training_step(self, batch, number):
-        self.seen.append(batch["index"].tolist())
-        return self.layer(batch["x"][:, :1]).square().mean()
 
 
 class Walk(pl.Callback):
@@ -127,15 +122,6 @@ def test_lightning_warns_of_a_shuffle_in_evaluation():
     loader = lad.AsyncLoader(ArraySource({"x": rows()}), {"batch_size": BATCH, "return_indices": True, "shuffle": True})
     with pytest.warns(UserWarning, match="predict_dataloader`'s sampler has shuffling enabled"):
         trainer().predict(Recorder(), loader)
-
-
-class Save(pl.Callback):
-    def __init__(self, path, step):
-        self.path, self.step = path, step
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if trainer.current_epoch == 1 and batch_idx == self.step:
-            trainer.save_checkpoint(self.path)
 
 
 def test_a_checkpoint_after_looks_resumes_exactly(tmp_path):

@@ -10,9 +10,10 @@ from support.lightning.trainer import (
     NO_STAGES,
     SAMPLES,
     STORED,
+    Batches,
     CountingSource,
-    Learning,
     Recorder,
+    Save,
     datamodule,
     lad,
     pl,
@@ -39,12 +40,8 @@ def given(kind, **options):
     return {"train_dataloaders": lad.AsyncLoader(CountingSource(width=1), OPTIONS | {"shuffle": True} | options)}
 
 
-class Samples(Learning):
-    def training_step(self, batch, number):
-        self.seen.append(batch["index"].tolist())
-        return self.layer(batch["x"][:, :1]).square().mean()
-
-    validation_step = training_step
+class Samples(Batches):
+    validation_step = Batches.training_step
 
 
 class Counting(Samples):
@@ -147,21 +144,12 @@ def test_rank_zero_says_the_seed_of_all_ranks(monkeypatch):
     assert 5 in asked
 
 
-class Save(pl.Callback):
-    def __init__(self, path):
-        self.path = path
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if (trainer.current_epoch, batch_idx) == (1, 2):
-            trainer.save_checkpoint(self.path)
-
-
 @with_and_without
 @pytest.mark.parametrize(("kind", "model"), [("datamodule", Samples), ("datamodule", Counting), ("bare", Samples)])
 def test_a_resumed_run_keeps_the_seed_of_its_checkpoint(tmp_path, callbacks, kind, model, caplog):
     path = tmp_path / "mid.ckpt"
     caplog.set_level(logging.INFO)
-    trained(Samples(), 3, given(kind), *callbacks(), Save(path), max_epochs=2)
+    trained(Samples(), 3, given(kind), *callbacks(), Save(path, 2), max_epochs=2)
     pl.seed_everything(5, verbose=False)
     loaders, resuming = given(kind), {"max_epochs": 3, "ckpt_path": path}
     seen = trained(model(), None, loaders, *callbacks(), **resuming)

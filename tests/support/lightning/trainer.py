@@ -4,6 +4,7 @@ import collections
 import importlib
 import os
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -111,6 +112,29 @@ class Recorder(Learning):
     def predict_step(self, batch, number, dataloader_idx=0):
         self.see(f"predict {dataloader_idx}", batch, number)
         return batch["index"]
+
+
+class Batches(Learning):
+    """Records the batches of all epochs in a row."""
+
+    def training_step(self, batch, number):
+        self.seen.append(batch["index"].tolist())
+        return self.layer(batch["x"][:, :1]).square().mean()
+
+
+class Save(pl.Callback):
+    """Saves a checkpoint behind a batch of the second epoch."""
+
+    def __init__(self, path, step):
+        self.path, self.step = path, step
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if (trainer.current_epoch, batch_idx) == (1, self.step):
+            trainer.save_checkpoint(self.path)
+
+
+class Run(types.SimpleNamespace):
+    """A Trainer, which can be weakly referred to."""
 
 
 class Recording(pl.loggers.logger.DummyLogger):
