@@ -268,16 +268,6 @@ def test_an_epoch_that_the_model_ends_is_over(tmp_path, callbacks):
     assert resumed(tmp_path / "at.ckpt", callbacks) == WHOLE[2:]
 
 
-@with_and_without
-def test_saved_twice_and_resumed_twice(saved, tmp_path, callbacks):
-    first, second = saved("on_train_batch_end", 2), tmp_path / "second.ckpt"
-    model = Continued()
-    fit, dm = fitted(Saver(second, "on_train_batch_end", 4), *callbacks())
-    fit.fit(model, datamodule=dm, ckpt_path=first)
-    assert model.seen["train"] == [WHOLE[1][2:], WHOLE[2]]
-    assert resumed(second, callbacks) == [WHOLE[1][4:], WHOLE[2]]
-
-
 @pytest.mark.parametrize(("stage", "callbacks"), [("validate", list), ("test", driven), ("predict", driven)])
 def test_evaluation_takes_any_checkpoint(saved, callbacks, stage):
     path = saved("on_train_batch_end", 2)
@@ -413,13 +403,6 @@ def test_a_loader_that_exists_takes_up_the_place(saved):
     dm.load_state_dict(torch.load(path, weights_only=False)["AsyncDataModule"])
     assert [batch["index"].tolist() for batch in loader] == WHOLE[1][2:]
     dm.close()
-
-
-def test_the_place_is_used_once(saved, caplog):
-    path = saved("on_train_batch_end", 2)
-    caplog.set_level(logging.INFO)
-    assert resumed(path, reload_dataloaders_every_n_epochs=1) == [WHOLE[1][2:], WHOLE[2]]
-    assert "is not used" not in caplog.text
 
 
 def test_nothing_is_read_of_another_epoch(saved):
@@ -576,29 +559,6 @@ def test_a_batch_that_a_checkpoint_without_the_callback_leaves_out_is_told(tmp_p
         fit = trainer(lad.DevicePrefetcher(), max_epochs=3)
         fit.fit(model, train, ckpt_path=tmp_path / "on_exception.ckpt")
     assert model.seen["train"] == [rest for rest in (WHOLE[1][batch + 1 :], WHOLE[2]) if rest]
-
-
-def test_without_the_callback_another_batch_size_of_a_loader_is_refused(tmp_path):
-    saver = Saver(tmp_path / "at.ckpt", "on_train_batch_end", 2)
-    with loader() as train:
-        trainer(saver, max_epochs=2).fit(Continued(), train)
-    with loader(batch_size=2) as train, pytest.raises(ResumeError, match=r"was 4 × 1, is 2 × 1"):
-        trainer(max_epochs=2).fit(Continued(), train, ckpt_path=saver.path)
-
-
-def test_a_short_loader_that_begins_again_in_mid_epoch_is_no_resumed_run(tmp_path):
-    class Both(Continued):
-        def training_step(self, batch, number):
-            return super().training_step(batch["long"], number)
-
-    with loader() as long, lad.AsyncLoader(CountingSource(8), {"batch_size": 4, "shuffle": True}) as short:
-        ended = Saver(tmp_path / "end.ckpt", "on_train_epoch_end")
-        trainer(ended, lad.DevicePrefetcher(), max_epochs=3).fit(Both(), {"long": long, "short": short})
-    model = Both()
-    with loader() as long, lad.AsyncLoader(CountingSource(8), {"batch_size": 4, "shuffle": True}) as short:
-        both = {"long": long, "short": short}
-        trainer(lad.DevicePrefetcher(), max_epochs=3).fit(model, both, ckpt_path=ended.path)
-    assert model.seen["train"] == WHOLE[2:]
 
 
 class EndsWithItsState(Stateful):
