@@ -206,10 +206,12 @@ def test_a_run_that_ends_early_leaves_no_result_and_its_writer_starts_anew(tmp_p
     if raised is MissingError:
         assert str(caught.value).endswith("out: predict_step was called for 2 of 6 batches; predict again")
     assert os.listdir(tmp_path) == ["out.partial"]
+    (tmp_path / "out.partial/predictions.part-7.h5").touch()
     for name in ("a", "b"):
         trainer(writer).predict(Predictor(), datamodule=dm, return_predictions=False)
         os.rename(tmp_path / "out", tmp_path / name)
         check_files(tmp_path / name, range(22))
+        assert sorted(os.listdir(tmp_path / name)) == ["predictions.h5", "predictions.parquet"]
 
 
 @pytest.mark.parametrize("path", [None, 3, ""])

@@ -286,6 +286,7 @@ def test_a_column_that_can_be_no_field_says_why():
     ("shape", "axis", "layout"),
     [
         ((1000, 64, 48, 3), 0, "NHWC"),
+        ((1000, 8, 9, 4), 0, "NHWC"),
         ((1000, 3, 64, 48), 0, "NCHW"),
         ((1000, 28, 28), 0, None),
         ((64, 48, 3, 1000), 3, "HWCN"),
