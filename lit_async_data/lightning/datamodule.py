@@ -101,9 +101,8 @@ class AsyncDataModule(pl.LightningDataModule):
         device_transform: Called with each batch on its device, on the stream that copies; likewise for each stage.
         statistics: ``"train"`` normalises a field by its mean and std in training, in all stages: the fields of a
             `Normalize` as ``device_transform``, whose ``axis`` and ``dtype`` are kept and whose numbers do not matter
-            then, or the first that holds no labels. They are found
-            when the first loader is built, by rank 0. They are those of the source, before host transforms, which then
-            must not scale or shift the values.
+            then, or the first that holds no labels. Rank 0 finds them when the first loader is built. They are those of
+            the source, before host transforms, which then must not scale or shift the values.
         cache_dir: Keeps them, as in `statistics`.
         force_resume: Whether to resume in the middle of an epoch at the same position though its order is another one
             now: other data, seed, shuffle or weights.

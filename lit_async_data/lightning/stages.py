@@ -307,8 +307,8 @@ def normalizing(
     # The first finds nothing on a rank that is not connected to the others yet.
     found = (trainer and on_rank_zero(trainer, find, "statistics")) or find()
     for key, name in names.items():
-        shape = source.spec[name].shape
-        if axis[name] == "channels" and len(shape) > 2 and shape[0] > 4 and shape[-1] in (1, 3, 4):
+        shape, by_channel = source.spec[name].shape, axis[name] == "channels" and found[key].axis == (0,)
+        if by_channel and len(shape) > 2 and shape[0] > 4 and shape[-1] in (1, 3, 4):
             print_line(
                 f"statistics: {key} of {shape} has {shape[0]} means, one for each place on axis 0; if axis "
                 f"{len(shape) - 1} holds the channels, name it by axis= or by the layout",
