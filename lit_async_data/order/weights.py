@@ -157,7 +157,8 @@ def drawn_between(edges: Floats, low: Any, high: Any, numbers: Floats) -> Indice
     begin, end = edges[low], edges[high]
     # The product may round up to ``end``, where the next interval begins.
     values = np.minimum(begin + numbers * (end - begin), np.nextafter(end, 0))
-    return np.searchsorted(edges, values, side="right") - 1
+    found: Indices = np.searchsorted(edges, values, side="right") - 1
+    return found
 
 
 def uniform(key: int, positions: Indices) -> Floats:
