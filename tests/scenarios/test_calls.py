@@ -58,9 +58,9 @@ def check(calls, most):
     assert calls.total() / BATCHES <= most, f"{calls.total() / BATCHES:.0f} calls per batch:\n{where}"
 
 
-# A batch of 256 gzip samples from 64 chunks takes 210 calls, with the decoding of chunks. It took 717 when each slab
+# A batch of 256 gzip samples from 64 chunks takes 213 calls, with the decoding of chunks. It took 717 when each slab
 # was looked up by a call of its own, and a cache that is off was asked for each.
-@pytest.mark.parametrize(("field", "most"), [("gzip", 212), ("contiguous", 29)])
+@pytest.mark.parametrize(("field", "most"), [("gzip", 216), ("contiguous", 29)])
 def test_a_batch_takes_few_calls(file, field, most, monkeypatch):
     # However slow the machine is, batches that are copied share their slots.
     monkeypatch.setattr("lit_async_data.engine.pipeline.pipeline.COALESCED_S", 1e9)
@@ -87,8 +87,8 @@ def test_a_batch_of_cropped_jpegs_takes_few_calls(tmp_path):
     [
         (False, "thread", 16, 18),  # handed out as copies
         (False, "thread", 80, 19),  # lent
-        (True, "thread", 80, 44),
-        pytest.param(True, "process", 80, 59, marks=pytest.mark.processes),
+        (True, "thread", 80, 38),
+        pytest.param(True, "process", 80, 58, marks=pytest.mark.processes),
     ],
 )
 @pytest.mark.usefixtures("one_batch_per_slot")
@@ -125,4 +125,4 @@ def test_a_batch_of_somebody_elses_loader_takes_few_calls_of_the_loops_thread_on
 
         calls = calls_of_batches(iter(loader), settle)
     calls.pop("engine/pipeline/pipeline.py __init__")  # leases of the fake device
-    check(calls, 42)
+    check(calls, 40)

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from lit_async_data.batch.tree import leaves_in
 from lit_async_data.engine.device.feeds import Arrived, Batch, Clone, Feed, HostBatch
-from lit_async_data.engine.device.queues import DeviceQueue, InlineQueue, StreamQueue
+from lit_async_data.engine.device.queues import InlineQueue, StreamQueue
 from lit_async_data.engine.device.streams import Streams
 from lit_async_data.engine.device.transform import Transform
 from lit_async_data.engine.loader import base_loader
@@ -54,8 +54,8 @@ def verified_copies(batches: int) -> Iterator[list[CopyVerifier]]:
     """The first batches of each loader that starts inside are verified; yields the verifiers, one for each start."""
     verifiers = list[CopyVerifier]()
 
-    def wrapped(made: Callable[..., Any]) -> Callable[..., DeviceQueue]:
-        def build(feed: Feed, *between: Any) -> DeviceQueue:
+    def wrapped(made: Callable[..., Any]) -> Callable[..., InlineQueue]:
+        def build(feed: Feed, *between: Any) -> InlineQueue:
             *given, transform = between
             verifiers.append(verifier := CopyVerifier(batches, given[0] if made is StreamQueue else None))
             return verifier.queue(made(verifier.feed(feed), *given, transform and verifier.transform(transform)))
@@ -95,8 +95,8 @@ class CopyVerifier:
 
         return verified
 
-    def queue(self, queue: DeviceQueue) -> DeviceQueue:
-        return cast(DeviceQueue, _VerifiedQueue(queue, self))
+    def queue(self, queue: InlineQueue) -> InlineQueue:
+        return cast(InlineQueue, _VerifiedQueue(queue, self))
 
     def read(self, key: BatchIndex, batch: Any) -> None:
         """A nested batch of tensors lies in host memory, and nobody has touched it yet."""
@@ -187,7 +187,7 @@ class _VerifiedFeed:
 
 
 class _VerifiedQueue:
-    def __init__(self, queue: DeviceQueue, verifier: CopyVerifier) -> None:
+    def __init__(self, queue: InlineQueue, verifier: CopyVerifier) -> None:
         self.queue, self.verifier = queue, verifier
 
     def __getattr__(self, name: str) -> Any:

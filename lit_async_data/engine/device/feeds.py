@@ -11,8 +11,8 @@ import dataclasses
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +28,6 @@ from lit_async_data.order.plan import BatchIndex, Schedule
 Batch = Any
 # Copies a tensor, on the current stream.
 Clone = Callable[[torch.Tensor], torch.Tensor]
-
 
 # Names of the first parameter of methods ``to`` that convert to something other than a device: units (pint, astropy,
 # unyt), time zones, currencies.
@@ -62,6 +61,8 @@ class HostBatch:
     unpack: Callable[[Arrived, Clone], Batch] = lambda *_: None
     # Called once, when the copies have completed: nobody reads the host memory any more.
     release: Callable[[], None] = lambda: None
+    # A slot's own array, whose memory is pinned as long as it lives: numpy lets the views of it refer to another array.
+    memory: Bytes | None = None
     error: BaseException | None = None  # raised in place of the batch
     nbytes: int = 0  # of its tensors
     known: DeviceBuffers | None = None  # the device memory that it takes, where that is known already
@@ -74,63 +75,47 @@ class HostBatch:
         return DeviceBuffers(large, None if self.block is None else self.block.numel())
 
 
-class Feed(Protocol):
-    """Yields batches in order. All calls come from the consumer's thread."""
+class Feed:
+    """Yields batches in order, lent in host memory or to be copied. All calls come from the consumer's thread."""
 
-    def following(self, key: BatchIndex) -> BatchIndex: ...
+    following: Callable[[BatchIndex], BatchIndex]
+    #: Raises the error that prevents the next batch: the feed is closed, or belongs to another process.
+    check: Callable[[], None]
+    ready: int  # batches that have been read and wait on the host
+    depth: int
+    forked: bool  # whether this process is a fork of the one that built the feed: its threads do not exist here
+    has_room: bool  # whether `get` can succeed before any batch is released
 
     def prefetch(self, key: BatchIndex) -> None:
         """Have the batches from ``key`` on read ahead. Never blocks on storage."""
-
-    @property
-    def ready(self) -> int:
-        """Batches that have been read and wait on the host."""
-        ...
-
-    @property
-    def depth(self) -> int: ...
-
-    def stats(self) -> LoaderStats:
-        """What has been read so far: ``read``, ``copied``, ``workers`` and ``slots``."""
-        ...
-
-    def check(self) -> None:
-        """Raise the error that prevents the next batch: the feed is closed, or belongs to another process."""
-
-    @property
-    def forked(self) -> bool:
-        """Whether this process is a fork of the one that built the feed: its threads do not exist here."""
-        ...
-
-    def rest(self, *, wait: bool) -> None:
-        """End the pass; ``wait`` for a read that does not return, however long it takes, or a few seconds at most."""
-
-    def close(self, *, wait: bool = False) -> None:
-        """End the threads and give all memory back. Idempotent, also after an interrupt. See `rest`."""
-
-
-class LendingFeed(Feed, Protocol):
-    """Hands out batches in host memory."""
+        raise NotImplementedError
 
     def lend(self, key: BatchIndex) -> Batch:
         """A batch in host memory, waiting for it. Raises the error that came instead of it."""
-
-
-class CopyingFeed(Feed, Protocol):
-    """Hands out batches that are to be copied; whoever takes one releases it."""
+        raise NotImplementedError
 
     def buffers(self, key: BatchIndex) -> DeviceBuffers | None:
         """The device memory that a batch will take; None if that is unknown before the batch has been read."""
+        raise NotImplementedError
 
     def poll(self, key: BatchIndex) -> HostBatch | None:
-        """A batch if it has been read, else None."""
+        """A batch to be copied if it has been read, else None. Whoever takes one releases it."""
+        raise NotImplementedError
 
-    def get(self, key: BatchIndex) -> HostBatch: ...
+    def get(self, key: BatchIndex) -> HostBatch:
+        raise NotImplementedError
 
-    @property
-    def has_room(self) -> bool:
-        """Whether `get` can succeed before any batch is released."""
-        ...
+    def stats(self) -> LoaderStats:
+        """What has been read so far: ``read``, ``copied``, ``workers`` and ``slots``."""
+        raise NotImplementedError
+
+    def rest(self, *, wait: bool) -> None:
+        """End the pass; ``wait`` for a read that does not return, however long it takes, or a few seconds at most."""
+        raise NotImplementedError
+
+    def close(self, *, wait: bool = False) -> None:
+        """End the threads and give all memory back. Idempotent, also after an interrupt. See `rest`."""
+        raise NotImplementedError
 
 
 def moves(value: Any) -> bool:
@@ -170,14 +155,8 @@ def _nothing() -> None:
     pass
 
 
-class SlotFeed:
-    """The part of a `Feed` that does not depend on where the batches of a slot go.
-
-    Args:
-        pipeline: Fills the slots. Closed with the feed.
-        depth: Slots that can wait.
-        give_back: Called once, when the feed is closed.
-    """
+class SlotFeed(Feed):
+    """Batches of a pipeline, which is closed with the feed, as is done then ``give_back``; ``depth`` slots can wait."""
 
     def __init__(self, pipeline: Pipeline, depth: int = 0, give_back: Callable[[], None] = _nothing) -> None:
         self.pipeline = pipeline
@@ -191,17 +170,21 @@ class SlotFeed:
         # How each field is delivered whose axes move.
         fields = pipeline.layout.spec.fields.items()
         self._delivered = {name: field.delivered if field.moves else None for name, field in fields}
+        self._begin()
+
+    def _begin(self) -> None:
+        raise NotImplementedError
 
     @property
-    def ready(self) -> int:
+    def ready(self) -> int:  # type: ignore[override]
         return self.pipeline.ready + len(self._left)
 
     @property
-    def depth(self) -> int:
+    def depth(self) -> int:  # type: ignore[override]
         return self._slots * self._coalesced
 
     def follow(self, schedule: Schedule) -> None:
-        """Claim batches in this order from now on; a pass begins, and may be shorter than those before."""
+        """A pass begins, which may be shorter than those before."""
         self.pipeline.follow(schedule)
         self.following = schedule.following
 
@@ -222,7 +205,7 @@ class SlotFeed:
         )
 
     @property
-    def forked(self) -> bool:
+    def forked(self) -> bool:  # type: ignore[override]
         return self.pipeline.forked
 
     def rest(self, *, wait: bool) -> None:  # noqa: ARG002
@@ -240,12 +223,12 @@ class SlotFeed:
             self._give_back = _nothing
 
     def _extent(self, batch: BatchResult) -> Extent:
-        """The size of a batch that is alone in its slot."""
+        """Of a batch that is alone in its slot."""
         plan, around = self.pipeline.schedule.plan(batch.key.epoch), batch.around
         return self._layout.extent(plan.batch(batch.key.step) if around is None else np.array(around.samples))
 
     def _tensor(self, name: str, stored: torch.Tensor, missing: int) -> torch.Tensor:
-        """A field as the user gets it, with ``missing`` samples more."""
+        """As the user gets it, with ``missing`` samples more."""
         if missing:
             stored = filled_up(name, stored, missing)
         delivered = self._delivered[name]
@@ -255,8 +238,7 @@ class SlotFeed:
 class LentFeed(SlotFeed):
     """Lends the batches in slots to the user, or copies of them."""
 
-    def __init__(self, pipeline: Pipeline, depth: int = 0, give_back: Callable[[], None] = _nothing) -> None:
-        super().__init__(pipeline, depth, give_back)
+    def _begin(self) -> None:
         self._copies = SmallCopies()
 
     def lend(self, key: BatchIndex) -> Batch:
@@ -272,7 +254,7 @@ class LentFeed(SlotFeed):
         return batch
 
     def _batches(self, filled: FilledSlot) -> list[tuple[BatchIndex, Batch | Exception]]:
-        """All batches of a slot, or errors in their places; each batch holds the slot for as long as it lives."""
+        """Each batch holds the slot for as long as it lives."""
         if not filled.good:
             return [(batch.key, batch.error) for batch in filled.batches if batch.error is not None]
         pool, layout = self.pipeline.pool, self._layout
@@ -322,9 +304,8 @@ class CopyFeed(SlotFeed):
     themselves: the small fields of one batch do not lie side by side there.
     """
 
-    def __init__(self, pipeline: Pipeline, depth: int = 0, give_back: Callable[[], None] = _nothing) -> None:
-        super().__init__(pipeline, depth, give_back)
-        layout = pipeline.layout
+    def _begin(self) -> None:
+        layout = self._layout
         self._in_block = layout.small if layout.batches == 1 else ()
         self._dtypes = {
             name: torch.from_numpy(np.empty(0, field.dtype)).dtype for name, field in layout.spec.fields.items()
@@ -335,10 +316,11 @@ class CopyFeed(SlotFeed):
 
     def _forget_slot(self) -> None:
         # Of the slot that was taken last: the size of all batches, the fields that travel by themselves, the bytes of
-        # the others, and what is called when one of the batches has been copied.
+        # the others, what is called when one of the batches has been copied, and the slot's own array.
         self._size, self._release = Extent(0), _nothing
         self._views: dict[str, Array] = {}
         self._block: Bytes | None = None
+        self._memory: Bytes | None = None
 
     def _drop_rest(self) -> None:
         while self._left:
@@ -365,7 +347,7 @@ class CopyFeed(SlotFeed):
         return known
 
     @property
-    def has_room(self) -> bool:
+    def has_room(self) -> bool:  # type: ignore[override]
         # Any slot that nothing is copied from holds the next batch, or will be free without the device.
         return self.pipeline.pool.count(COPYING) < len(self.pipeline.pool)
 
@@ -383,15 +365,17 @@ class CopyFeed(SlotFeed):
         return self._next()
 
     def _take(self, filled: FilledSlot) -> None:
-        """Have the batches of a slot copied; it is free when all of them have been."""
+        """The slot is free when all its batches have been copied."""
         if self._left:
             self._drop_rest()
         pool, layout = self.pipeline.pool, self._layout
-        memory = pool.memories[filled.slot]
+        memory = self._memory = pool.memories[filled.slot]
         if filled.good:
             pool.move(filled.slot, "copy")
         self._coalesced = len(filled.batches)
-        self._release = _Release(filled.good, functools.partial(pool.move, filled.slot, "copied"), memory)
+        self._release = functools.partial(pool.move, filled.slot, "copied")
+        if filled.good > 1:
+            self._release = functools.partial(_called_last, self._release, iter(range(1, filled.good)))
         last = filled.batches[-1]
         self._size = self._extent(last) if layout.alone else Extent(last.first + last.rows)
         self._views = layout.views(memory, self._size)
@@ -414,6 +398,7 @@ class CopyFeed(SlotFeed):
                 None if self._block is None else torch.from_numpy(self._block),
                 unpack=functools.partial(self._unpacked, count, missing),
                 release=self._release,
+                memory=self._memory,
                 nbytes=count * layout.sample_bytes,
                 known=self._known.get(self._size if layout.alone else Extent(count)),
             )
@@ -421,7 +406,6 @@ class CopyFeed(SlotFeed):
         return host
 
     def _unpacked(self, count: int, missing: int, arrived: Arrived, clone: Clone) -> Batch:
-        """The fields as the user gets them; those of the block are cloned out of it."""
         layout, tensors = self._layout, {}
         for name, field in layout.spec.fields.items():
             if name in self._in_block:
@@ -437,23 +421,10 @@ class CopyFeed(SlotFeed):
         return layout.spec.packed(tensors)
 
 
-class _Release:
-    """Called for each batch of a slot that has been copied; after the last, the slot is free.
-
-    Args:
-        batches: How many there are.
-        free: Called then.
-        memory: The slot's own array, which is kept as long as a copy may be under way: its memory is pinned as long as
-            it lives, and numpy lets the views of it refer to another array.
-    """
-
-    def __init__(self, batches: int, free: Callable[[], None], memory: Bytes) -> None:
-        self._left, self._free, self._memory = batches, free, memory
-
-    def __call__(self) -> None:
-        self._left -= 1
-        if not self._left:
-            self._free()
+def _called_last(call: Callable[[], None], others: Iterator[int]) -> None:
+    """Call a function unless it is to be called by others, too."""
+    if next(others, None) is None:
+        call()
 
 
 def filled_up(name: str, values: torch.Tensor, missing: int) -> torch.Tensor:

@@ -26,43 +26,29 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import gc
+import enum
 import logging
 import math
-import sys
 import time
 import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 
-from lit_async_data.batch.tree import SCALARS
-from lit_async_data.engine.device.feeds import (
-    Arrived,
-    Batch,
-    Clone,
-    CopyingFeed,
-    DeviceBuffers,
-    HostBatch,
-    LendingFeed,
-    moves,
-)
-from lit_async_data.engine.device.streams import COPY, DeviceClock, Streams, no_inference, profiled, ranged
+from lit_async_data.batch.tree import OPAQUE, SCALARS
+from lit_async_data.engine.device.feeds import Arrived, Batch, Clone, DeviceBuffers, Feed, HostBatch
+from lit_async_data.engine.device.streams import COPY, NOTHING, TIMED, DeviceClock, Streams, no_inference, profiled
 from lit_async_data.engine.device.transform import Transform
 from lit_async_data.engine.stats import Wait
 from lit_async_data.order.plan import BatchIndex
 
-# The walk gives up after this many objects, since one of them may refer to the whole program.
-MOST = 50_000
-# They refer to no memory of a device, or to the whole program.
-SKIPPED: tuple[type, ...] = (type, types.ModuleType, types.CodeType, np.ndarray, np.generic, torch.Size)
-SKIPPED += (torch.Generator, torch.device, torch.dtype, torch.layout, torch.memory_format)
-# Modules whose types in C refer to no memory of a device.
-HARMLESS = sys.stdlib_module_names | {"pandas", "pyarrow", "PIL"}
+# They refer to no memory of a device.
+SKIPPED: tuple[type, ...] = (type, types.ModuleType, enum.Enum, torch.Size, torch.SymInt, torch.Generator, *OPAQUE)
+SKIPPED += (torch.device, torch.dtype, torch.layout, torch.memory_format)
+HARMLESS = frozenset({"datetime", "decimal", "fractions", "numpy", "pandas", "pathlib", "PIL", "pyarrow", "uuid"})
 # The memory of sparse tensors, for which torch notes nothing as a whole.
 ROWS, COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
 PARTS: dict[torch.layout, tuple[str, ...]] = {torch.sparse_coo: ("_indices", "_values")}
@@ -70,105 +56,74 @@ PARTS |= {torch.sparse_csr: ROWS, torch.sparse_bsr: ROWS, torch.sparse_csc: COLU
 
 
 def note_all(batch: Any, note: Callable[[Any], bool]) -> type | None:
-    """Have all memory noted that a batch of any form refers to, also in attributes, slots and closures of its objects.
+    """Have all memory noted that a batch of any form refers to.
 
     Args:
         batch: Any object.
         note: Called with each tensor, and each object that has a ``record_stream``; returns whether it could note it.
 
     Returns:
-        The type of an object that may refer to memory which could not be noted; None if there is none.
+        The type of an object that may refer to memory which was not noted; None if there is none.
     """
-    seen: dict[int, tuple[Any, int]] = {}  # objects, which stay alive so that no id is used again; and what led there
-    full, doubtful = set[int](), list[Any]()  # whose memory has been noted, or that of an object inside; the others
-    todo = [(batch, 0)]
+    seen, todo, hidden = dict[int, Any](), [batch], None  # objects seen stay alive, so that no id is used again
     while todo:
-        value, owner = todo.pop()
-        kind, key = type(value), id(value)
-        if kind in SCALARS or isinstance(value, SKIPPED):
+        value = todo.pop()
+        kind = type(value)
+        if kind in SCALARS or id(value) in seen or isinstance(value, SKIPPED):
             continue
-        if key not in seen:
-            seen[key] = value, owner
-            if len(seen) > MOST:
-                return kind
-            if callable(getattr(value, "record_stream", None)) and note(value):
-                full.add(key)
-                # A subclass of Tensor may have attributes.
-                inside = gc.get_referents(value) if isinstance(value, torch.Tensor) and kind is not torch.Tensor else []
-            else:
-                inside = list(_inside(value))
-                if _may_hide(value, inside):
-                    doubtful.append(value)
-            todo += [(each, key) for each in inside]
-        while key in full and owner not in full:
-            full.add(owner)
-            owner = seen[owner][1] if owner else 0
-    return next((type(value) for value in doubtful if id(value) not in full), None)
+        seen[id(value)] = value
+        if callable(getattr(value, "record_stream", None)) and note(value):
+            # A subclass of Tensor may have attributes.
+            todo += vars(value).values() if isinstance(value, torch.Tensor) and kind is not torch.Tensor else ()
+        elif (inside := _inside(value)) is not None:
+            todo += inside
+        elif kind.__module__.partition(".")[0] not in HARMLESS:
+            hidden = kind
+    return hidden
 
 
-def _inside(value: Any) -> Iterable[Any]:
-    if isinstance(value, types.FunctionType):  # not its globals, which are a module's
-        return value.__closure__ or (), value.__defaults__, value.__kwdefaults__
-    if not isinstance(value, torch.Tensor):
-        return gc.get_referents(value)
-    if flatten := getattr(value, "__tensor_flatten__", None):  # a subclass that wraps others
-        return [getattr(value, name) for name in flatten()[0]]
-    names = ("values",) if value.is_nested else PARTS.get(value.layout, ())
-    return [getattr(value, name)() for name in names] + gc.get_referents(value)
-
-
-def _may_hide(value: Any, inside: Sequence[Any]) -> bool:
-    """Whether an object may have memory other than that of objects inside: one that moves itself, or is made in C."""
-    if moves(value):
-        return not isinstance(value, Mapping | Sequence | AbstractSet)
-    seen = hasattr(value, "__dict__") or any(not isinstance(each, type) for each in inside)
-    return not seen and str(type(value).__module__).partition(".")[0] not in HARMLESS
-
-
-class DeviceQueue(Protocol):
-    """Hands out batches in order. All calls come from the consumer's thread."""
-
-    #: Batches copied ahead. It can be set at any time: batches on their way are handed out all the same.
-    depth: int
-    #: Seconds of the last `take` in which it ran ``device_transform``; 0 where a stream runs it.
-    transform_s: float
-
-    def take(self, key: BatchIndex) -> Batch:
-        """A batch on its device, waiting for it."""
-
-    def prefetch(self, key: BatchIndex, *, copy: bool = True) -> None:
-        """Start what can be started of the batches from ``key`` on: reads, and with ``copy`` copies. Never blocks."""
-
-    @property
-    def waited(self) -> Wait | None:
-        """How long the device waited for data; None where it has no streams."""
-
-    @property
-    def ready(self) -> int:
-        """Batches on the device, or on their way there."""
-        ...
-
-    def close(self) -> None:
-        """Wait for copies that are under way, and drop everything."""
+def _inside(value: Any) -> Sequence[Any] | None:
+    """The objects that make up a tensor that torch does not note as a whole, or a container; None for others."""
+    if isinstance(value, torch.Tensor):
+        if flatten := getattr(value, "__tensor_flatten__", None):  # a subclass that wraps others
+            return [getattr(value, name) for name in flatten()[0]]
+        names = ("values",) if value.is_nested else PARTS.get(value.layout, ())
+        return [getattr(value, name)() for name in names] or None
+    if isinstance(value, Mapping):
+        inside = [*value.keys(), *value.values()]
+    elif isinstance(value, Sequence | AbstractSet):
+        inside = [*value]
+    elif dataclasses.is_dataclass(value):
+        inside = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    else:
+        return None
+    return [*inside, *getattr(value, "__dict__", {}).values()]
 
 
 class InlineQueue:
-    """Hands out the batches in host memory themselves. Keeps `DeviceQueue`."""
+    """Hands out the batches in host memory themselves, in order. All calls come from the consumer's thread."""
 
-    waited = None
-    ready = 0
+    #: How long the device waited for data; None where it has no streams.
+    waited: Wait | None = None
+    ready = 0  # batches on the device, or on their way there
+    #: Seconds of the last `take` in which it ran ``device_transform``; 0 where a stream runs it.
+    transform_s = 0.0
 
-    def __init__(self, feed: LendingFeed, depth: int, transform: Transform | None) -> None:
-        self._feed = feed
+    def __init__(self, feed: Feed, depth: int, transform: Transform | None) -> None:
+        self.feed = feed
+        #: Batches copied ahead. It can be set at any time: batches on their way are handed out all the same.
         self.depth = depth
-        self.transform_s = 0.0
         self._transform = transform
-        if transform is None:
-            self.take = feed.lend  # type: ignore[method-assign]  # without a call between: each batch is taken here
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._transform is None:
+            self.take = self.feed.lend  # type: ignore[method-assign]  # without a call between, for each batch
 
     def take(self, key: BatchIndex) -> Batch:
+        """A batch on its device, waiting for it."""
         assert self._transform is not None
-        batch = self._feed.lend(key)
+        batch = self.feed.lend(key)
         began = time.perf_counter()
         try:
             return self._transform(batch, key)
@@ -176,11 +131,12 @@ class InlineQueue:
             self.transform_s = time.perf_counter() - began
 
     def prefetch(self, key: BatchIndex, *, copy: bool = True) -> None:  # noqa: ARG002
+        """Start what can be started of the batches from ``key`` on: reads, and with ``copy`` copies. Never blocks."""
         if self.depth:
-            self._feed.prefetch(key)
+            self.feed.prefetch(key)
 
     def close(self) -> None:
-        pass
+        """Wait for copies that are under way, and drop everything."""
 
 
 log = logging.getLogger(__name__)
@@ -218,16 +174,12 @@ class Copying:
     done: Any = None
 
 
-class StreamQueue:
-    """Copies batches to a device while it computes. Keeps `DeviceQueue`."""
+class StreamQueue(InlineQueue):
+    """Copies batches to a device while it computes."""
 
-    transform_s = 0.0
-
-    def __init__(self, feed: CopyingFeed, streams: Streams, depth: int, transform: Transform | None) -> None:
-        self.feed = feed
+    def __init__(self, feed: Feed, streams: Streams, depth: int, transform: Transform | None) -> None:
+        super().__init__(feed, depth, transform)
         self.streams = streams
-        self.depth = depth
-        self._transform = transform
         self._clock = DeviceClock(streams)
         self.tickets: collections.deque[Ticket] = collections.deque()  # batches on their way to the device, in order
         # Host memory that side may still read, in the order of the copies.
@@ -235,19 +187,22 @@ class StreamQueue:
         self._most = math.inf  # batches ahead for which the device has memory, as far as known
         self._told = False  # whether objects that hide their memory have been logged
 
+    def _begin(self) -> None:
+        pass
+
     @property
-    def ready(self) -> int:
+    def ready(self) -> int:  # type: ignore[override]
         count = 0  # a loop: a generator would be a call for each ticket
         for ticket in self.tickets:
             count += ticket.ready is not None and ticket.error is None
         return count
 
     @property
-    def waited(self) -> Wait:
+    def waited(self) -> Wait:  # type: ignore[override]
         return self._clock.waited
 
     def take(self, key: BatchIndex) -> Batch:
-        self._clock.asked()
+        self._clock.read(asked=True)
         if self.tickets and self.tickets[0].key != key:
             self._forget()
         if not self.tickets:
@@ -319,7 +274,7 @@ class StreamQueue:
         return False
 
     def _begins_anew(self, ticket: Ticket, host: HostBatch) -> bool:
-        """Whether there was no memory for a batch that has been read: it is submitted again, without those after it."""
+        """Whether there was no memory for a batch that was read: it is submitted again, without those after it."""
         if host.error is not None or not isinstance(ticket.error, torch.OutOfMemoryError):
             return False
         self._drop_after(ticket)
@@ -332,7 +287,7 @@ class StreamQueue:
             self.tickets.pop()
 
     def _copy_less(self, batches: int) -> None:
-        """Copy fewer batches ahead from now on: the loop may well go on, as it needs one at a time."""
+        """The loop may well go on, as it needs one at a time."""
         if self._most == math.inf:
             log.warning("the device has no memory for more: batches are copied ahead as with device_depth=%d", batches)
         self._most = batches
@@ -368,7 +323,7 @@ class StreamQueue:
         return ticket
 
     def _reserve(self, ticket: Ticket, buffers: DeviceBuffers) -> None:
-        with no_inference():
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else NOTHING:
             ticket.raw = {}
             for name, (shape, dtype) in buffers.large.items():
                 ticket.raw[name] = self.streams.empty(shape, dtype)
@@ -381,50 +336,49 @@ class StreamQueue:
             ticket.raw, ticket.block = {}, None  # nothing will be copied there
             return
         ticket.unpack = host.unpack
+        streams, clock = self.streams, self._clock
+        # With the batch itself: its memory lives as long as side may read it.
+        copying = Copying(host)
+        self.copying.append(copying)
         try:
-            if profiled():
-                ranged(COPY, self._copy, ticket, host)
-            else:
-                self._copy(ticket, host)
+            with torch.profiler.record_function(COPY) if profiled() else NOTHING:
+                try:
+                    if ticket.buffers != (buffers := host.known or host.buffers):
+                        self._reserve(ticket, buffers)
+                    streams.wait(streams.side, ticket.allocated)
+                    clock.copies, clock.copied_bytes = clock.copies + 1, clock.copied_bytes + host.nbytes
+                    began = streams.timed(streams.side) if clock.copies % TIMED == 2 else None
+                    with streams.on_side():
+                        for name, destination in ticket.raw.items():
+                            streams.copy(destination, host.large[name])
+                        if ticket.block is not None:
+                            assert host.block is not None
+                            streams.copy(ticket.block, host.block)
+                    if began is not None:
+                        clock.copied(began, host.nbytes)
+                    if host.movable:
+                        self._move(ticket, host.movable)
+                finally:
+                    copying.done = streams.record(streams.side)
             if self._transform is not None:
                 self._wait_for_compute()
                 for tensor in (*ticket.raw.values(), ticket.block):
                     if tensor is not None:
-                        self.streams.record_stream(tensor, self.streams.side)
-                with no_inference(), self.streams.on_side():
+                        streams.record_stream(tensor, streams.side)
+                with no_inference(), streams.on_side():
                     batch = host.unpack(Arrived(ticket.raw, ticket.block, ticket.moved), self._cloned)
                     ticket.batch = self._transform(batch, ticket.key)
                     del batch
                 ticket.raw, ticket.block, ticket.moved, ticket.unpack = {}, None, {}, None
         except Exception as error:  # noqa: BLE001  # raised when it is this batch's turn
             ticket.error = error
-        ticket.ready = self.streams.record(self.streams.side)
+        ticket.ready = streams.record(streams.side)
 
-    def _copy(self, ticket: Ticket, host: HostBatch) -> None:
-        streams = self.streams
-        # With the batch itself: its memory lives as long as side may read it.
-        copying = Copying(host)
-        self.copying.append(copying)
-        try:
-            if ticket.buffers != (buffers := host.known or host.buffers):
-                self._reserve(ticket, buffers)
-            streams.wait(streams.side, ticket.allocated)
-            began = self._clock.copying(host.nbytes)
-            with streams.on_side():
-                for name, destination in ticket.raw.items():
-                    streams.copy(destination, host.large[name])
-                if ticket.block is not None:
-                    assert host.block is not None
-                    streams.copy(ticket.block, host.block)
-            if began is not None:
-                self._clock.copied(began, host.nbytes)
-            if host.movable:
-                self._wait_for_compute()
-                # Always, as this also turns gradients on: they must not depend on when the copy begins.
-                with torch.inference_mode(False), streams.on_side():
-                    ticket.moved = {name: streams.moved(value) for name, value in host.movable.items()}
-        finally:
-            copying.done = streams.record(streams.side)
+    def _move(self, ticket: Ticket, movable: Mapping[str, Any]) -> None:
+        self._wait_for_compute()
+        # Always, as this also turns gradients on: they must not depend on when the copy begins.
+        with torch.inference_mode(False), self.streams.on_side():
+            ticket.moved = {name: self.streams.moved(value) for name, value in movable.items()}
 
     def _wait_for_compute(self) -> None:
         """Before side allocates memory that compute may be reading: that of objects that hide it."""
@@ -438,7 +392,7 @@ class StreamQueue:
         batch = of_side = ticket.batch
         if self._transform is None:
             assert ticket.unpack is not None
-            with no_inference():
+            with torch.inference_mode(False) if torch.is_inference_mode_enabled() else NOTHING:
                 batch = ticket.unpack(Arrived(ticket.raw, ticket.block, ticket.moved), self._cloned)
             of_side = ticket.moved
             if not ticket.moved:

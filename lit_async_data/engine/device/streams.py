@@ -51,7 +51,7 @@ def exact_device(device: torch.device | None) -> torch.device:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """An object moved by its own ``to``, without waiting for the copy if that takes ``non_blocking``."""
+    """By its own ``to``, without waiting for the copy if that takes ``non_blocking``."""
     try:
         takes = inspect.signature(value.to).parameters
     except ValueError:  # a built-in method of torch has no signature
@@ -63,15 +63,12 @@ def moved(value: Any, device: torch.device) -> Any:
     return value if there is None else there  # it was moved in place
 
 
-_NOTHING = contextlib.nullcontext()
+NOTHING = contextlib.nullcontext()
 
 
 def no_inference() -> contextlib.AbstractContextManager[Any]:
-    """No inference tensors are made inside, even where Lightning validates: they may outlive that.
-
-    It is entered for our own tensors only: what reads batches sees the mode of the loop.
-    """
-    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
+    """For our own tensors, which may outlive validation; what reads batches sees the mode of the loop."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else NOTHING
 
 
 class Streams:
@@ -86,12 +83,11 @@ class Streams:
 
     @functools.cached_property
     def side(self) -> torch.Stream:
-        """The stream of copies and transforms: that of `_side_of`, in an object of its own, to be entered once."""
+        """The stream of copies and transforms: that of `_side_of`, in an object to be entered once."""
         side = _side_of(self._device)
         return torch.Stream(stream_id=side.stream_id, device_index=side.device_index, device_type=side.device_type)
 
-    def compute(self) -> Any:
-        """The stream that the training step runs on now."""
+    def compute(self) -> Any:  # the stream that the training step runs on now
         return torch.accelerator.current_stream(self._device)
 
     @property
@@ -106,22 +102,17 @@ class Streams:
         return self.side
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor on the device, from the memory of the current stream."""
+        """From the memory of the current stream."""
         return torch.empty(shape, dtype=dtype, device=self._device)
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
-        """Enqueue a copy, from the host or within the device, on the current stream."""
         destination.copy_(source, non_blocking=True)
 
     def moved(self, value: Any) -> Any:
-        """An object moved to the device by its own ``to``, enqueued on the current stream."""
         return moved(pinned(value), self._device)
 
     def record_stream(self, value: Any, stream: Any) -> bool:
-        """Note that a stream uses a tensor, or an object with a ``record_stream``; returns whether that was possible.
-
-        When the value is freed, the allocator waits for the stream before it gives the memory out again.
-        """
+        """Have the allocator wait for a stream before it gives the memory out again; returns whether it can."""
         if isinstance(value, torch.Tensor) and value.device != self._device:
             return True
         try:
@@ -131,15 +122,12 @@ class Streams:
         return True
 
     def record(self, stream: Any) -> Any:
-        """An event that happens when all work enqueued on a stream until now is done."""
         return stream.record_event(torch.Event(device=self._device))
 
     def wait(self, stream: Any, event: Any) -> None:
-        """Have work that is enqueued on a stream from now on begin after an event."""
         stream.wait_event(event)
 
     def happened(self, event: Any, *, block: bool) -> bool:
-        """Whether an event has happened; with ``block`` the host waits for it."""
         if block:
             event.synchronize()
         return block or bool(event.query())
@@ -181,67 +169,54 @@ TIMED = 8
 
 
 class DeviceClock:
-    """Times each hand-over by two events on the compute stream.
+    """Times each hand-over by two events on the compute stream, for which the host does not wait.
 
     The first is recorded when a batch is asked for. The step before has been enqueued by then, so the event happens
     when the device has finished it. The second is recorded after compute has been told to wait for the batch. Between
-    the two the device computes nothing, because the host waits for a reader, or because the copy takes time.
-
-    The host waits for neither. Events that have happened are read when the next batch or the figures are asked for; so
-    figures come a step or two late.
+    the two the device computes nothing. Figures come a step or two late.
     """
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
         self._asked: Any = None
-        # Hand-overs: the events of `asked` and `came`, and whether the batch is the first of its epoch.
+        # Hand-overs: the events of asking and `came`, and whether the batch is the first of its epoch.
         self._open: collections.deque[tuple[Any, Any, bool]] = collections.deque()
         self._waited = Wait()  # for the hand-overs that are known
-        self._copies = 0
+        self.copies = self.copied_bytes = 0  # of all batches
         # Copies that are timed: the events of their begin and end on the side stream, and their bytes.
         self._copying: collections.deque[tuple[Any, Any, int]] = collections.deque()
-        # Of the copies that were timed; and the bytes of all.
-        self._timed, self._copied_bytes = Work(), 0
-
-    def copying(self, nbytes: int) -> Any:
-        """The copies of a batch are about to be enqueued; returns an event for `copied`, or None if it is not timed."""
-        self._copies += 1
-        self._copied_bytes += nbytes
-        return self._streams.timed(self._streams.side) if self._copies % TIMED == 2 else None
+        self._timed = Work()
 
     def copied(self, began: Any, nbytes: int) -> None:
         self._copying.append((began, self._streams.timed(self._streams.side), nbytes))
 
-    def asked(self) -> None:
-        self._read()
-        self._asked = self._streams.timed(self._streams.compute())
-
     def came(self, *, first: bool) -> None:
-        """Compute has been told to wait for the batch."""
         self._open.append((self._asked, self._streams.timed(self._streams.compute()), first))
 
     @property
     def waited(self) -> Wait:
-        """The sums of all hand-overs that are known by now."""
-        self._read()
-        timed, copied = self._timed, self._copied_bytes
+        self.read()
+        timed, copied = self._timed, self.copied_bytes
         seconds = timed.copy_s * copied / timed.copied if timed.copied else 0.0
         return dataclasses.replace(self._waited, copy=Work(copy_s=seconds, copied=copied))
 
-    def _read(self) -> None:
-        if self._streams.capturing:
-            return  # a query of an event would break the capture
-        while self._open and self._streams.happened(self._open[0][1], block=False):
-            asked, came, first = self._open.popleft()
+    def read(self, *, asked: bool = False) -> None:
+        """Read the events that have happened; ``asked``: a batch is asked for."""
+        streams = self._streams
+        queries = not streams.capturing  # else a query of an event would break the capture
+        while queries and self._open and streams.happened(self._open[0][1], block=False):
+            began, came, first = self._open.popleft()
             waited = self._waited
-            waited.last_s = self._streams.elapsed_s(asked, came)
+            waited.last_s = streams.elapsed_s(began, came)
             if first:
                 waited.gap_s += waited.last_s
             else:
                 waited.steps, waited.wait_s = waited.steps + 1, waited.wait_s + waited.last_s
-        while self._copying and self._streams.happened(self._copying[0][1], block=False):
+        while queries and self._copying and streams.happened(self._copying[0][1], block=False):
             began, done, nbytes = self._copying.popleft()
-            self._timed = self._timed.plus(Work(copy_s=self._streams.elapsed_s(began, done), copied=nbytes))
+            self._timed = self._timed.plus(Work(copy_s=streams.elapsed_s(began, done), copied=nbytes))
+        if asked:
+            self._asked = streams.timed(streams.compute())
 
 
 #: Whether torch's profiler is active; a function in C, since every batch asks. A private name, which torch may drop.

@@ -34,8 +34,7 @@ class DeviceTransform:
     resume, with any workers and depth, and with or without a callback.
 
     Args:
-        function: Takes a batch, or a batch and a ``torch.Generator``: as a parameter ``rng``, or as a second required
-            parameter. An ``nn.Module`` is moved to the device, once. None to cast only.
+        function: As a `Hook`. An ``nn.Module`` is moved to the device, once. None to cast only.
         device: Where batches lie.
         number: The seed of a batch's generator. None: a function that takes a generator gets None.
         cast: Called with the batch before the function.

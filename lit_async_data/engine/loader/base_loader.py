@@ -20,13 +20,13 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, NoReturn, Self, cast
+from typing import Any, Generic, NamedTuple, NoReturn, Self, TypeVar
 
 import torch
 
 from lit_async_data.engine.device import streams
-from lit_async_data.engine.device.feeds import Batch, CopyingFeed, Feed, LendingFeed
-from lit_async_data.engine.device.queues import DeviceQueue, InlineQueue, StreamQueue
+from lit_async_data.engine.device.feeds import Batch, Feed
+from lit_async_data.engine.device.queues import InlineQueue, StreamQueue
 from lit_async_data.engine.device.transform import Transform
 from lit_async_data.engine.stats import LoaderStats, QueueFill
 from lit_async_data.errors import ClosedError, WorkerError
@@ -59,11 +59,7 @@ class Engine:
         self.side = side = None if inline else streams.streams_of(device)
         self.copies = side is not None
         self.asks = asks or self.copies
-        self.queue: DeviceQueue
-        if side is None:
-            self.queue = InlineQueue(cast("LendingFeed", feed), depth, transform)
-        else:
-            self.queue = StreamQueue(cast("CopyingFeed", feed), side, depth, transform)
+        self.queue = InlineQueue(feed, depth, transform) if side is None else StreamQueue(feed, side, depth, transform)
 
     @property
     def fill(self) -> QueueFill:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lit_async_data.batch.tree import leaves_in
-from lit_async_data.engine.device.feeds import Arrived, Batch, DeviceBuffers, HostBatch
+from lit_async_data.engine.device.feeds import Arrived, Batch, DeviceBuffers, Feed, HostBatch
 from lit_async_data.engine.prefetch.packing import Ask, T
 from lit_async_data.engine.stats import LoaderStats
 from lit_async_data.engine.supervisor import LONG_S, Bell, ThreadWorker, all_ended, awaited
@@ -288,8 +288,8 @@ class PassState(NamedTuple):
     counted: int | None = None  # what the consumer counted as done when the pass began; None if it counts nothing
 
 
-class IteratorFeed:
-    """Batches of a loader, pass after pass. Keeps `Feed`.
+class IteratorFeed(Feed):
+    """Batches of a loader, pass after pass.
 
     Args:
         depth: Batches that are read ahead, in a thread; 0 reads each when it is asked for.
@@ -326,7 +326,7 @@ class IteratorFeed:
         self._error: int | None = None
 
     @property
-    def depth(self) -> int:
+    def depth(self) -> int:  # type: ignore[override]
         return self._depth
 
     @depth.setter
@@ -336,11 +336,11 @@ class IteratorFeed:
             self.reader.depth = depth
 
     @property
-    def has_room(self) -> bool:
+    def has_room(self) -> bool:  # type: ignore[override]
         return self.ready > 0 or getattr(self._prepare, "has_room", True)
 
     @property
-    def ready(self) -> int:
+    def ready(self) -> int:  # type: ignore[override]
         reader = self.reader  # read once: the pass may end in another thread
         return 0 if reader is None else len(reader.pulled)
 
@@ -348,7 +348,7 @@ class IteratorFeed:
         return LoaderStats(read=self._work._replace(starved=self._starved))
 
     @property
-    def forked(self) -> bool:
+    def forked(self) -> bool:  # type: ignore[override]
         return self._process.forked
 
     def check(self) -> None:

@@ -247,7 +247,7 @@ def test_the_device_waits_from_the_end_of_its_step_until_the_batch_is_there(read
     device = Timeline()
     clock = DeviceClock(device)
     device.launch(1.0)
-    clock.asked()
+    clock.read(asked=True)
     device.host_s += read_s
     device.launch(copy_s)
     clock.came(first=False)

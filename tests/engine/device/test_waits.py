@@ -139,7 +139,7 @@ def sanitized(notes):
 
 
 class Holder:
-    """An object that moves itself, and knows nothing of streams."""
+    """An object that moves itself, knows nothing of streams, and hides its memory."""
 
     def __init__(self, streams, tensor):
         self._streams, self.tensor = weakref.ref(streams), tensor
@@ -159,20 +159,6 @@ class Noting(Holder):
         self.streams.record_stream(self.tensor, stream)
 
 
-class Opaque(Holder):
-    """An object whose memory nobody finds."""
-
-    def __init__(self, streams, tensor):
-        KNOWN[id(self)] = streams, tensor
-        weakref.finalize(self, KNOWN.pop, id(self))
-
-    streams = property(lambda self: KNOWN[id(self)][0])
-    tensor = property(lambda self: KNOWN[id(self)][1])
-
-
-KNOWN = {}
-
-
 def tensors(batch):
     leaves = batch.values() if isinstance(batch, dict) else batch
     return [leaf.tensor if isinstance(leaf, Holder) else leaf for leaf in leaves]
@@ -182,7 +168,7 @@ def tensors(batch):
 def queue_of(streams, kind, depth, transforms):
     """A queue of slots, or of packed batches; what every byte of a batch is; and all memory that the host wrote to."""
     memory, plan, cpu = [], new_schedule().plan, torch.device("cpu")
-    moved = {"noting": [Noting], "found": [Holder], "opaque": [Opaque]}.get(kind, [])
+    moved = {"noting": [Noting], "moving": [Holder]}.get(kind, [])
     kept = []
 
     def noted(array):
@@ -205,8 +191,8 @@ def queue_of(streams, kind, depth, transforms):
         for tensor in kept:
             Holder(streams, tensor).to()
         kept[:] = given if transforms == "keeping" else []
-        made = [(Opaque if kind == "hidden" else Holder)(streams, tensor).to() for tensor in given]
-        return dict(enumerate(made if kind in ("found", "hidden") else tensors(made)))
+        made = [Holder(streams, tensor).to() for tensor in given]
+        return dict(enumerate(made if kind == "made" else tensors(made)))
 
     transform = transform if transforms else None
     if kind == "slots":
@@ -266,12 +252,12 @@ def run(streams, story):
     return wrong
 
 
-KINDS, UNNOTED = ("slots", "noting", "found", "opaque", "hidden"), ("opaque", "hidden")
+KINDS, UNNOTED = ("slots", "noting", "moving", "made"), ("moving", "made")
 STORIES = list(itertools.product(KINDS, (None, "plain"), (0, 1, 2), (False, True)))
 STORIES += itertools.product(KINDS, ["keeping"], (1, 2), (False, True))
 WAITS = (
-    "_copy",
-    *(f"_wait_for_compute of {caller}" for caller in ("_copy", "_submit", "close")),
+    "_submit",
+    *(f"_wait_for_compute of {caller}" for caller in ("_move", "_submit", "close")),
     "_handed_out",
     "_let_go",
 )
