@@ -120,8 +120,8 @@ def test_a_batch_of_somebody_elses_loader_takes_few_calls_of_the_loops_thread_on
 
         def settle():
             streams.synchronize()
-            reader = loader._run.engine.feed.reader
-            until(reader, lambda: reader.serve() and reader.ready)
+            reader = loader._machinery.engine.feed.reader
+            until(reader, lambda: reader.wake() or reader.pulled)
 
         calls = calls_of_batches(iter(loader), settle)
     calls.pop("engine/pipeline/pipeline.py __init__")  # leases of the fake device

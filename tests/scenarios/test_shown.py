@@ -60,12 +60,12 @@ def test_loaders_and_what_goes_with_them_do_too():
 
 def test_a_prefetched_loader_shows_neither_batches_nor_addresses():
     loader = lad.prefetched(DataLoader(range(5), batch_size=2), device="cpu")
-    line = "PrefetchedLoader of 3 batches from DataLoader of range, device=cpu, device_depth=2>"
+    line = "PrefetchedLoader of DataLoader, device=cpu, device_depth=2>"
     assert repr(loader) == f"<{line}"
     loader.close()
     assert repr(loader) == f"<closed {line}"
     unsized = lad.prefetched(iter([1, 2]))
-    assert repr(unsized) == "<PrefetchedLoader of batches from list_iterator, device=the accelerator, device_depth=2>"
+    assert repr(unsized) == "<PrefetchedLoader of list_iterator, device=the accelerator, device_depth=2>"
 
 
 def test_showing_reads_nothing(source, images, monkeypatch):

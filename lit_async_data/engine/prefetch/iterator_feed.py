@@ -7,8 +7,7 @@ already named the epoch. The contract of the thread:
 1. Batches come in the iterator's order; an error comes at its place, once, as it was raised; then the end.
 2. After an error the thread reads nothing before the consumer asks again, so that it does not call a broken iterator
    for ever.
-3. The thread never calls the device. It asks the consumer's thread to do so, which answers when it comes by or while it
-   waits.
+3. The thread never calls the device. A batch for which that must be done is packed by the consumer's thread.
 4. `close` wakes the thread and waits for it a few seconds at most. A thread whose `next` does not return is left
    behind, and ends when that returns.
 """
@@ -23,21 +22,26 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 
 from lit_async_data.batch.tree import leaves_in
 from lit_async_data.engine.device.feeds import Arrived, Batch, DeviceBuffers, Feed, HostBatch
-from lit_async_data.engine.prefetch.packing import Ask, T
+from lit_async_data.engine.prefetch.packing import Unpacked
 from lit_async_data.engine.stats import LoaderStats
 from lit_async_data.engine.supervisor import LONG_S, Bell, ThreadWorker, all_ended, awaited
-from lit_async_data.errors import ClosedError
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.contract.stage_clock import Work
 from lit_async_data.system import POLL_S, ProcessGuard
 
 log = logging.getLogger(__name__)
+
+
+class Prepare(Protocol):
+    """Makes a batch ready to be copied; see `Packer`."""
+
+    def __call__(self, batch: Batch, *, here: bool) -> HostBatch: ...
 
 
 class Pulled(NamedTuple):
@@ -49,16 +53,12 @@ class Pulled(NamedTuple):
 
 
 class ReaderThread:
-    """Reads an iterator ``depth`` batches ahead, or, with 0, in the consumer's thread. One consumer at a time.
-
-    After each `next`, ``prepare`` makes the batch ready to be copied, in the thread that has read it, and the result of
-    ``note`` comes with the batch.
-    """
+    """Reads an iterator ``depth`` batches ahead, or, with 0, in the consumer's thread. One consumer at a time."""
 
     def __init__(
         self,
         iterator: Iterator[Any],
-        prepare: Callable[[Any, Ask[Any]], HostBatch],
+        prepare: Prepare,
         depth: int,
         note: Callable[[], Any] = lambda: None,
     ) -> None:
@@ -72,17 +72,12 @@ class ReaderThread:
         self._changed = threading.Condition(self._lock)
         self._depth = depth
         self.pulled: collections.deque[Pulled] = collections.deque()  # the batches that are read ahead
-        # The call that the thread asks the consumer to make, which returns None while it is not possible; and its
-        # result, or the error that it raised; None while there is no answer.
-        self.asked: Callable[[], Any] | None = None
-        self._answer: tuple[Any, Exception | None] | None = None
         self.worker: ThreadWorker | None = None
         self.reading = False
         self._closed = False
 
     @property
     def depth(self) -> int:
-        """It can be set at any time; no batch that has been read is lost."""
         return self._depth
 
     @depth.setter
@@ -91,23 +86,38 @@ class ReaderThread:
             self._depth = depth
             self._changed.notify_all()
 
-    @property
-    def ready(self) -> int:
-        return len(self.pulled)
-
     # -- the consumer ----------------------------------------------------------------------------------------------
 
-    def poll(self) -> Pulled | None:
-        if self.asked is not None:
-            self.serve()
+    @property
+    def has_room(self) -> bool:
+        return getattr(self._prepare, "has_room", True)
+
+    def wake(self) -> None:
+        """Call when there may be room again."""
         with self._lock:
+            self._changed.notify_all()
+
+    def poll(self) -> Pulled | None:
+        with self._lock:
+            self._changed.notify_all()
             if not self.pulled:
                 return None
+            pulled = self.pulled[0]
+        if isinstance(pulled.host, Unpacked):  # it stays there, so that the thread takes no memory meanwhile
+            if not self.has_room:
+                return None
+            try:
+                pulled = pulled._replace(host=self._prepare(pulled.host.batch, here=True))
+            except Exception as error:  # noqa: BLE001  # raised in the batch's place
+                pulled = Pulled(HostBatch(error=error), None, pulled.seconds)
+        with self._lock:
+            if self.pulled:  # else the pass was ended in another thread
+                self.pulled.popleft()
             self._changed.notify_all()
-            return self.pulled.popleft()
+        return pulled
 
     def get(self) -> Pulled:
-        """The next batch, waiting for it; read in this thread if nothing is read ahead."""
+        """Reads it in this thread if nothing is read ahead."""
         return awaited(self._come, warn_after_s=LONG_S, warn=functools.partial(self._warn, "no batch"))
 
     def _come(self, seconds: float) -> Pulled | None:
@@ -118,18 +128,18 @@ class ReaderThread:
                 return None  # it has come meanwhile
             worker = self._reader()
         if worker is None:
-            return self._pull(_at_once)
+            return self._pull(here=True)
         if seconds:
             self.arrived.wait(seconds)
         return None
 
     def pause(self) -> None:
-        """Have the thread read no more, until `depth` is set again; waits for its `next`. What has been read stays."""
+        """Have the thread read no more until `depth` is set again; waits for its `next`."""
         self.depth = 0
         awaited(self._paused, warn_after_s=LONG_S, warn=functools.partial(self._warn, "cannot begin a pass"))
 
     def _paused(self, seconds: float) -> bool | None:
-        if not self.reading or not self.serve():  # the thread holds a batch, and waits for memory
+        if not self.reading:
             return True
         if seconds:
             self.arrived.wait(seconds)
@@ -139,12 +149,11 @@ class ReaderThread:
         log.warning("%s for %.0f s: %s", what, seconds, self.worker)
 
     def close(self) -> bool:
-        """Whether the thread has ended, within a few seconds; not if its `next` does not return. From any thread."""
+        """Whether the thread has ended within a few seconds. From any thread."""
         with self._lock:
             self._closed = True
             left = list(self.pulled)
             self.pulled.clear()
-            self.asked = None
             self._changed.notify_all()
         self.arrived.ring()
         for pulled in left:
@@ -158,7 +167,7 @@ class ReaderThread:
         return True
 
     def _reader(self) -> ThreadWorker | None:
-        """The thread that reads ahead, started if need be; after an error it is another one."""
+        """After an error it is another one."""
         if not self.reading and self._depth and not self._closed:
             if self.worker is not None:
                 all_ended([self.worker])  # it has read its last batch, and only has to return
@@ -168,48 +177,37 @@ class ReaderThread:
         worker = self.worker  # read once: `close`, in another thread, forgets it
         return worker if self.reading and worker is not None and worker.alive else None
 
-    def serve(self) -> bool:
-        """Make the call that the thread asks for. Returns whether none is left; never waits for the thread."""
-        if (asked := self.asked) is None:
-            return True
-        result, error = None, None
-        try:
-            result = asked()
-        except Exception as caught:  # noqa: BLE001  # raised in the thread, which returns it in its batch's place
-            error = caught
-        if result is None and error is None:
-            return False
-        with self._lock:
-            self._answer, self.asked = (result, error), None
-            self._changed.notify_all()
-        del error  # see `LentFeed.lend`
-        return True
-
     # -- the thread ------------------------------------------------------------------------------------------------
+
+    @property
+    def _may_read(self) -> bool:
+        """A batch that is yet to be packed comes first."""
+        waits = bool(self.pulled) and isinstance(self.pulled[-1].host, Unpacked)
+        return len(self.pulled) < self._depth and not waits and self.has_room
 
     def _work(self, worker: ThreadWorker) -> bool:
         with self._lock:
-            while len(self.pulled) >= self._depth > 0 and not self._closed:
+            while self._depth and not self._closed and not self._may_read:
                 self._changed.wait(POLL_S)
             if self._closed or not self._depth:
                 self.reading = False
                 self.arrived.ring()
                 return False
         worker.begin("the loader's next()")
-        # No name holds it: see `Pipeline._fill`.
-        going_on = self._deliver(self._pull(self._ask))
+        # No name holds it: see `ThreadPipeline._fill`.
+        going_on = self._deliver(self._pull(here=False))
         worker.rest()
         return going_on
 
-    def _pull(self, ask: Ask[Any]) -> Pulled:
+    def _pull(self, *, here: bool) -> Pulled:
         began = time.perf_counter()
         try:
             batch = next(self.iterator)
             seconds = time.perf_counter() - began
             note = self._note()
-            return Pulled(self._prepare(batch, ask), note, seconds)
+            return Pulled(self._prepare(batch, here=here), note, seconds)
         except BaseException as caught:
-            if ask is _at_once and isinstance(caught, KeyboardInterrupt):
+            if here and isinstance(caught, KeyboardInterrupt):
                 raise  # Ctrl-C in the consumer's own thread, which ends the pass
             # Any error is raised in its batch's place.
             return Pulled(HostBatch(error=caught), None, time.perf_counter() - began)
@@ -225,53 +223,25 @@ class ReaderThread:
             self.arrived.ring()
             return self.reading
 
-    def _ask(self, work: Callable[[], Any]) -> Any:
-        with self._lock:
-            if not self._closed:
-                self.asked = work
-                self.arrived.ring()
-            while not self._changed.wait_for(lambda: self._answer is not None or self._closed, POLL_S):
-                pass
-            if self._answer is None:
-                raise ClosedError("the pass has been ended")
-            # Taken after the end of the pass, too: it may be memory, which goes back with the batch.
-            (result, error), self._answer = self._answer, None
-        if error is None:
-            return result
-        try:
-            raise error
-        finally:
-            del error  # see `LentFeed.lend`
-
-
-def _at_once(work: Callable[[], T | None]) -> T:
-    """`Ask` in the consumer's own thread, where every call is possible."""
-    result = work()
-    assert result is not None
-    return result
-
 
 # The code of ``def __iter__(self): return self``.
 _ITSELF = (lambda self: self).__code__.co_code
 
 
-class Snapshot(NamedTuple):
-    """A copy of a state, which does not change with the loader; or what ``state_dict`` raised instead."""
+# Returns a loader's state at some moment, or raises what its ``state_dict`` raised instead.
+State = Callable[[], Any]
 
-    state: Any
-    error: Exception | None = None
 
-    @staticmethod
-    def of(state_dict: Callable[[], Any]) -> Snapshot:
-        try:
-            return Snapshot(copy.deepcopy(state_dict()))  # a loader may go on to change the dict that it returned
-        except Exception as error:  # noqa: BLE001  # raised when the state is asked for
-            return Snapshot(None, error.with_traceback(None))  # a traceback refers to frames, and those to batches
+def state_of(state_dict: Callable[[], Any]) -> State:
+    try:
+        state = copy.deepcopy(state_dict())  # a loader may go on to change the dict that it returned
+    except Exception as error:  # noqa: BLE001  # raised when the state is asked for
+        return functools.partial(_fail, error.with_traceback(None))  # it refers to frames, and those to batches
+    return lambda: state
 
-    def get(self) -> Any:
-        if self.error is not None:
-            raise self.error
-        return self.state
+
+def _fail(error: Exception) -> NoReturn:
+    raise error
 
 
 class PassState(NamedTuple):
@@ -283,23 +253,18 @@ class PassState(NamedTuple):
     over: bool = False  # whether the pass has come to its end
     lost: bool = False  # whether an interrupt has ended the pass
     # The loader's state after the batch that was handed out last; None where the loader's own is right.
-    state: Snapshot | None = None
-    before: Snapshot | None = None  # the state before that batch; None where it is not known
+    state: State | None = None
+    before: State | None = None  # the state before that batch; None where it is not known
     counted: int | None = None  # what the consumer counted as done when the pass began; None if it counts nothing
 
 
 class IteratorFeed(Feed):
-    """Batches of a loader, pass after pass.
-
-    Args:
-        depth: Batches that are read ahead, in a thread; 0 reads each when it is asked for.
-        state: The loader's ``state_dict``, called for each batch that is read ahead.
-    """
+    """Batches of a loader, pass after pass, with its ``state_dict`` after each that is read ahead."""
 
     def __init__(
         self,
         loader: Iterable[Any],
-        prepare: Callable[[Any, Ask[Any]], HostBatch],
+        prepare: Prepare,
         depth: int,
         state: Callable[[], Any] | None = None,
     ) -> None:
@@ -308,7 +273,7 @@ class IteratorFeed(Feed):
         self._depth = depth
         self._state = state
         #: The loader's state before the first batch of the pass; None where none is taken.
-        self.begun: Snapshot | None = None
+        self.begun: State | None = None
         # Begins the next pass in the middle, in place of ``iter(loader)``; None for a whole pass.
         self.continued: Callable[[], Iterator[Any]] | None = None
         self._process = ProcessGuard()
@@ -317,16 +282,14 @@ class IteratorFeed(Feed):
         #: The next batch that the reader yields; what comes before it, batch or error, has been handed out.
         self.expected = BatchIndex(-1, 0)
         #: The state of the loader after each batch that was read ahead; None where the loader's own is right.
-        self.states: dict[BatchIndex, Snapshot | None] = {}
+        self.states: dict[BatchIndex, State | None] = {}
         # The device memory of the last two batches.
         self._buffers: tuple[DeviceBuffers | None, DeviceBuffers | None] = (None, None)
         self._work, self._starved = Work(), 0
         self._warned = False
-        # The id of an error that is yet to be raised, and so is alive. The error itself would keep what it refers to.
-        self._error: int | None = None
 
     @property
-    def depth(self) -> int:  # type: ignore[override]
+    def depth(self) -> int:
         return self._depth
 
     @depth.setter
@@ -337,7 +300,10 @@ class IteratorFeed(Feed):
 
     @property
     def has_room(self) -> bool:  # type: ignore[override]
-        return self.ready > 0 or getattr(self._prepare, "has_room", True)
+        reader = self.reader
+        if reader is not None and reader.pulled and not isinstance(reader.pulled[0].host, Unpacked):
+            return True
+        return getattr(self._prepare, "has_room", True)
 
     @property
     def ready(self) -> int:  # type: ignore[override]
@@ -358,7 +324,7 @@ class IteratorFeed(Feed):
             )
 
     def buffers(self, key: BatchIndex) -> DeviceBuffers | None:  # noqa: ARG002
-        """A guess: as the last batch, unless that was unlike the one before. A wrong guess costs an allocation."""
+        """As the last batch, unless that was unlike the one before. A wrong guess costs an allocation."""
         if self.reader is None:
             return None  # no batch comes after the end
         last, before = self._buffers
@@ -368,9 +334,9 @@ class IteratorFeed(Feed):
         return BatchIndex(key.epoch, key.step + 1)
 
     def prefetch(self, key: BatchIndex) -> None:  # noqa: ARG002
-        """Serve the thread, which reads on by itself. A pass begins when its first batch is asked for."""
-        if self.reader is not None and self.reader.asked is not None:
-            self.reader.serve()
+        """The thread reads on by itself. A pass begins when its first batch is asked for."""
+        if self.reader is not None:
+            self.reader.wake()
 
     def lend(self, key: BatchIndex) -> Batch:
         host = self.get(key)
@@ -388,21 +354,15 @@ class IteratorFeed(Feed):
         return None if pulled is None else self._host_batch(pulled)
 
     def get(self, key: BatchIndex) -> HostBatch:
-        """A batch to be copied, waiting for it; at the end of the pass a `StopIteration` as its error."""
+        """At the end of the pass a `StopIteration` as its error."""
         if key.epoch != self.expected.epoch:
             self._begin(key.epoch)
         if self.reader is None:
             return HostBatch(error=StopIteration())
-        self._starved += not self.reader.ready
+        self._starved += not self.reader.pulled
         return self._host_batch(self.reader.get())
 
-    def raised_by_loader(self, error: BaseException) -> bool:
-        """Whether this error, which has been raised, is one that the loader raised in place of a batch."""
-        raised_by_loader, self._error = self._error == id(error), None
-        return raised_by_loader
-
     def rest(self, *, wait: bool) -> None:
-        """End the pass; ``wait`` for a `next` of the loader that does not return, or a few seconds at most."""
         while self.reader is not None and not self.reader.close() and wait:
             log.warning("ending a pass: the loader's next() has not returned yet")
         self.reader = None  # and with it the iterator, and whatever ends with that
@@ -410,23 +370,20 @@ class IteratorFeed(Feed):
     def close(self, *, wait: bool = False) -> None:
         self.rest(wait=wait)
 
-    def _state_now(self) -> Snapshot | None:
-        """The state of the loader after a batch. Called by the thread that has read it."""
+    def _state_now(self) -> State | None:
         # Where nothing is read ahead, the loader's own state is right, and taking it may be slow.
-        return Snapshot.of(self._state) if self._state is not None and self._depth else None
+        return state_of(self._state) if self._state is not None and self._depth else None
 
     def _begin(self, epoch: int) -> None:
         self.states.clear()
-        self._error = None
         continued, self.continued = self.continued, None
         iterator = iter(self._loader) if continued is None else continued()
-        self.begun = None if self._state is None else Snapshot.of(self._state)
+        self.begun = None if self._state is None else state_of(self._state)
         self.reader = ReaderThread(iterator, self._prepare, self._depth, self._state_now)
         self.expected, self._buffers = BatchIndex(epoch, 0), (None, None)
 
     def _host_batch(self, pulled: Pulled) -> HostBatch:
         host = pulled.host
-        self._error = None if host.error is None else id(host.error)
         if isinstance(host.error, StopIteration):
             assert self.reader is not None
             if (
@@ -450,8 +407,7 @@ class IteratorFeed(Feed):
         return host
 
 
-def uncopied(batch: Batch, ask: Ask[Any]) -> HostBatch:  # noqa: ARG001
-    """A batch that is handed out as the very object that was read."""
+def uncopied(batch: Batch, *, here: bool) -> HostBatch:  # noqa: ARG001
     tensors = leaves_in(batch, lambda value: isinstance(value, torch.Tensor)).values()
     nbytes = sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
     return HostBatch(unpack=lambda *_: batch, nbytes=nbytes)

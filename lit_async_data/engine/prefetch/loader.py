@@ -22,7 +22,7 @@ from lit_async_data.engine.device.transform import DeviceTransform
 from lit_async_data.engine.hooks.calls import Function, check_callable
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.loader.base_loader import BaseLoader, Engine, Pass, Taken, Wiring
-from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed, PassState, Snapshot, begins_nothing, uncopied
+from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed, PassState, begins_nothing, state_of, uncopied
 from lit_async_data.engine.prefetch.packing import Packer, PinnedBufferPool
 from lit_async_data.engine.resources import memory
 from lit_async_data.engine.supervisor import COPYING, report_once
@@ -37,8 +37,6 @@ KNOWN = ("torch", "torchdata")
 
 
 class DealtOrder(NamedTuple):
-    """What the order of a pass follows from."""
-
     # The state of the sampler's generator before the pass, uint8; None if it draws nothing.
     generator: torch.Tensor | None
     begun: int  # what the consumer counted as done when the pass began
@@ -66,7 +64,7 @@ class SampledOrder:
             self.is_global = given is torch.default_generator
 
     def now(self) -> torch.Tensor | None:
-        """The state of the generator when the sampler begins the next pass: uint8."""
+        """The state of the generator when the sampler begins the next pass."""
         if self.generator is None:
             return None
         state = self.generator.get_state()
@@ -186,7 +184,6 @@ class PrefetchedLoader(BaseLoader):
         self._continued: DealtOrder | None = None
 
     def __len__(self) -> int:
-        """The length of the loader; a `TypeError` if it has none."""
         return len(self.loader)  # type: ignore[arg-type]
 
     def __bool__(self) -> bool:
@@ -249,16 +246,9 @@ class PrefetchedLoader(BaseLoader):
 
     def __repr__(self) -> str:
         # The loader's own repr may show all its batches, and the search for an accelerator starts its driver.
-        name, closed = type(self.loader).__name__, "closed " if self._run.closed else ""
-        try:
-            size = f"{len(self):,} batches"
-        except TypeError:
-            size = "batches"
-        if isinstance(self.loader, DataLoader):
-            name += f" of {type(self.loader.dataset).__name__}"
-        device = "the accelerator" if self._device is None else str(self._device)
-        how = f"device={device}, device_depth={self._depth}"
-        return f"<{closed}{type(self).__name__} of {size} from {name}, {how}>"
+        closed = "closed " if self._run.closed else ""
+        how = f"device={self._device or 'the accelerator'}, device_depth={self._depth}"
+        return f"<{closed}{type(self).__name__} of {type(self.loader).__name__}, {how}>"
 
     def __getstate__(self) -> tuple[Any, ...]:
         # The running part stays in the process that started it.
@@ -285,7 +275,7 @@ class PrefetchedLoader(BaseLoader):
         return True
 
     def _goes_on(self, engine: Engine) -> bool:
-        """Whether the pass that was left goes on with what was read ahead, since ``iter`` begins nothing anew."""
+        """Whether the pass that was left goes on, since ``iter`` begins nothing anew."""
         reader = _feed_of(engine).reader
         if begins_nothing(self.loader) or reader is None or isinstance(self.loader, DataLoader):
             return begins_nothing(self.loader)
@@ -358,7 +348,7 @@ class PrefetchedLoader(BaseLoader):
         assert isinstance(feed, IteratorFeed)
         # Where nothing was read ahead, the loader's state is that before this batch. `IteratorFeed.begun` is the first.
         if self._stateful and at.counted is not None and at.state is None and at.step:
-            self._cursor.state = at = at._replace(state=Snapshot.of(self.loader.state_dict))  # type: ignore[attr-defined]
+            self._cursor.state = at = at._replace(state=state_of(self.loader.state_dict))  # type: ignore[attr-defined]
         run.interrupted = True  # unless this comes to an end
         try:
             take = engine.queue.take
@@ -375,10 +365,9 @@ class PrefetchedLoader(BaseLoader):
             self._cursor.state = at._replace(over=True, state=None)
             engine.rest()
             raise
-        except BaseException as error:
-            if feed.raised_by_loader(error) or isinstance(error, Exception):
-                # A batch that failed counts as handed out. A batch that never came is asked for again.
-                self._cursor.state, run.interrupted = at._replace(step=key.step + (key < feed.expected)), False
+        except Exception:
+            # A batch that failed counts as handed out. A batch that never came is asked for again.
+            self._cursor.state, run.interrupted = at._replace(step=key.step + (key < feed.expected)), False
             raise
         before = at.state if key.step else feed.begun
         return Taken(batch, at._replace(step=key.step + 1, before=before, state=state))
@@ -431,7 +420,6 @@ class PrefetchedLoader(BaseLoader):
             self._run.interrupted = False
 
     def _reconfigure(self) -> None:
-        """Change the depth of what runs; no batch that has been read is lost."""
         engine = self._run.engine
         if engine is not None and not self._run.interrupted:
             with self._request():
@@ -482,8 +470,8 @@ class StatefulPrefetchedLoader(PrefetchedLoader):
         if at.before is not None and at.counted is not None and self.counted is not None and not at.over:
             done = self.counted()
             if done is not None and done - at.counted < at.step:
-                return at.before.get()
-        return self.loader.state_dict() if at.state is None else at.state.get()  # type: ignore[attr-defined]
+                return at.before()
+        return self.loader.state_dict() if at.state is None else at.state()  # type: ignore[attr-defined]
 
     def load_state_dict(self, state: Any) -> None:
         """Have the loader go on from a state, with the next pass."""
@@ -493,10 +481,7 @@ class StatefulPrefetchedLoader(PrefetchedLoader):
 
 
 def with_own_iterator(loader: Any) -> Any:
-    """A loader that can be iterated over beside another: a copy of a DataLoader, anything else itself.
-
-    DataLoaders keep the iterator of persistent workers, which would begin anew; so do batch samplers of Lightning.
-    """
+    """A copy of a DataLoader, which keeps the iterator of persistent workers, as do batch samplers of Lightning."""
     if not hasattr(loader, "_iterator"):
         return loader
     copied = copy.copy(loader)
@@ -510,7 +495,6 @@ def _feed_of(engine: Engine) -> IteratorFeed:
 
 
 def _batch_seed(seed: int, kind: int, key: BatchIndex) -> int:
-    """The seed of a batch's generator: by Lightning's seed, rank, kind of pass, pass and batch."""
     distributed = torch.distributed
     rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
     return derived_key(seed, kind, rank, key.epoch, key.step)
@@ -557,7 +541,7 @@ def prefetched(
         ...     len(batches), [batch.tolist() for batch in batches]
         (3, [[0, 1], [2, 3], [4]])
         >>> batches
-        <closed PrefetchedLoader of 3 batches from DataLoader of range, device=cpu, device_depth=2>
+        <closed PrefetchedLoader of DataLoader, device=cpu, device_depth=2>
     """
     if isinstance(loader, AsyncLoader | PrefetchedLoader):
         raise ConfigError(

@@ -10,11 +10,12 @@ On the device a tensor has the strides that ``tensor.to(device)`` would give it.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,13 +26,16 @@ from lit_async_data.engine.resources.memory import pinned_bytes, readable
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-# Has the consumer's thread make a call, again until it returns something other than None, and returns that.
-Ask = Callable[[Callable[[], T | None]], T]
+
+@dataclasses.dataclass
+class Unpacked(HostBatch):
+    """A batch that the consumer's thread has yet to pack, since that calls the device."""
+
+    batch: Batch = None
 
 
 class Packer:
-    """Packs the batches of one loader. It never calls the device; it has the consumer's thread do so."""
+    """Packs the batches of one loader."""
 
     def __init__(
         self, staging: PinnedBufferPool, is_pinned: Callable[[torch.Tensor], bool] = torch.Tensor.is_pinned
@@ -46,12 +50,15 @@ class Packer:
     def has_room(self) -> bool:
         return self._staging.has_room
 
-    def __call__(self, batch: Batch, ask: Ask[Any]) -> HostBatch:
+    def __call__(self, batch: Batch, *, here: bool) -> HostBatch:
+        """``here``: in the consumer's thread, which may call the device; in another it may be `Unpacked`."""
         leaves, skeleton = flatten(batch, moves)
         with torch.inference_mode(False):  # else blocks that are written in inference mode could not be reused
             tensors = {place: dense(leaf) for place, leaf in leaves.items() if is_plain(leaf)}
             if self._pinned is None and tensors:
-                self._pinned = ask(lambda: frozenset(place for place in tensors if self._is_pinned(tensors[place])))
+                if not here:
+                    return Unpacked(batch=batch)
+                self._pinned = frozenset(place for place in tensors if self._is_pinned(tensors[place]))
             pinned = {place: flat(tensor) for place, tensor in tensors.items() if place in (self._pinned or ())}
             forms = {place: TensorForm.of(tensor) for place, tensor in tensors.items()}
             layout = PackedLayout.of({place: form.nbytes for place, form in forms.items() if place not in pinned})
@@ -62,7 +69,11 @@ class Packer:
                 nbytes=sum(form.nbytes for form in forms.values()),
             )
             if layout.end:
-                self._pack(host, tensors, forms, layout, ask)
+                block = self._staging.claim(layout.end, allocate=here)
+                if block is None:
+                    assert not here
+                    return Unpacked(batch=batch)
+                self._pack(host, tensors, forms, layout, block)
         host.known = host.buffers  # computed here, beside training
         return host
 
@@ -72,12 +83,9 @@ class Packer:
         tensors: Mapping[str, torch.Tensor],
         forms: Mapping[str, TensorForm],
         layout: PackedLayout,
-        ask: Ask[Bytes],
+        block: Bytes,
     ) -> None:
         staging = self._staging
-        block = staging.claim(layout.end)
-        if block is None:
-            block = ask(lambda: staging.provide(layout.end))
         try:
             memory, large = torch.from_numpy(block), dict(host.large)
             for place, offset in layout.offsets.items():
@@ -95,7 +103,7 @@ class Packer:
 
 
 class PackedLayout(NamedTuple):
-    """Where tensors lie in a block, in bytes by place, each aligned: large ones first, then small ones."""
+    """Where tensors lie in a block, in bytes, each aligned: large ones first, then small ones."""
 
     offsets: dict[str, int]
     small_start: int
@@ -103,12 +111,6 @@ class PackedLayout(NamedTuple):
 
     @staticmethod
     def of(sizes: Mapping[str, int]) -> PackedLayout:
-        """The layout for tensors of these sizes in bytes.
-
-        Example:
-            >>> PackedLayout.of({"y": 8, "x": 100_000})
-            PackedLayout(offsets={'x': 0, 'y': 100352}, small_start=100352, end=100864)
-        """
         offsets: dict[str, int] = {}
         end, small_start = 0, None
         for place, size in sorted(sizes.items(), key=lambda item: item[1] <= SMALL_BYTES):
@@ -123,7 +125,7 @@ class PackedLayout(NamedTuple):
 def _unpacked(
     skeleton: Any, forms: Mapping[str, TensorForm], layout: PackedLayout, arrived: Arrived, clone: Clone
 ) -> Batch:
-    """The batch on the device. Calls little: the loop's thread waits for it."""
+    """Calls little: the loop's thread waits for it."""
     leaves, large, block = dict(arrived.moved), arrived.large, arrived.block
     for place, (shape, stride, dtype, nbytes) in forms.items():
         if place in large:
@@ -137,7 +139,6 @@ def _unpacked(
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is a plain tensor in host memory: nothing but values and strides."""
     return (
         type(value) is torch.Tensor
         and value.device.type == "cpu"
@@ -149,7 +150,7 @@ def is_plain(value: Any) -> bool:
 class TensorForm(NamedTuple):
     """How a flat row of values becomes a tensor without gaps and overlaps."""
 
-    shape: tuple[int, ...]  # in elements
+    shape: tuple[int, ...]
     stride: tuple[int, ...]  # in elements
     dtype: torch.dtype
     nbytes: int
@@ -160,10 +161,7 @@ class TensorForm(NamedTuple):
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor itself if its memory has no gaps and overlaps, otherwise a copy without them.
-
-    A copy has the strides that ``tensor.to(device)`` would give it.
-    """
+    """The tensor itself, or a copy without gaps and overlaps, with the strides that ``tensor.to(device)`` gives it."""
     plain = tensor.resolve_conj().resolve_neg()
     if plain.is_contiguous() or plain.stride() == torch.empty_like(plain, device="meta").stride():
         return plain
@@ -171,7 +169,7 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a one-dimensional view of a dense tensor, in memory order."""
+    """Of a dense tensor, in memory order."""
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
@@ -198,32 +196,25 @@ class PinnedBufferPool:
         with self._lock:
             return bool(self._free) or self._count < self.most
 
-    def claim(self, nbytes: int) -> Bytes | None:
-        """A free block of at least this size, or None. Allocates nothing."""
-        with self._lock:
-            fitting = [number for number, block in enumerate(self._free) if len(block) >= nbytes]
-            # The one that was given back last: the processor's cache may still hold it.
-            return self._free.pop(fitting[-1]) if fitting else None
+    def claim(self, nbytes: int, *, allocate: bool) -> Bytes | None:
+        """A free block of at least this size, or None. ``allocate``: on the consumer's thread, which may.
 
-    def provide(self, nbytes: int) -> Bytes | None:
-        """A block of at least this size, allocated if need be; None if all are in use. On the consumer's thread only.
-
-        The first call allocates all blocks; if the free ones are too small, it replaces them all.
+        The first such call allocates all blocks; if the free ones are too small, it replaces them all.
         """
         with self._lock:
-            block = self.claim(nbytes)
-            if block is None and (self._free or self._count < self.most):
-                self._count -= len(self._free)
-                self._free.clear()
-                size = max(pinned_bytes(nbytes), ALIGNMENT)
-                log.info(
-                    "%d pinned blocks of %s for batches to be packed into", self.most - self._count, readable(size)
-                )
-                while self._count < self.most:
-                    self._free.append(self._allocate(size))
-                    self._count += 1
-                block = self.claim(nbytes)
-            return block
+            fitting = [number for number, block in enumerate(self._free) if len(block) >= nbytes]
+            if fitting:  # the one that was given back last: the processor's cache may still hold it
+                return self._free.pop(fitting[-1])
+            if not allocate or not (self._free or self._count < self.most):
+                return None
+            self._count -= len(self._free)
+            self._free.clear()
+            size = max(pinned_bytes(nbytes), ALIGNMENT)
+            log.info("%d pinned blocks of %s for batches to be packed into", self.most - self._count, readable(size))
+            while self._count < self.most:
+                self._free.append(self._allocate(size))
+                self._count += 1
+            return self._free.pop()
 
     def give_back(self, block: Bytes) -> None:
         with self._lock:

@@ -201,7 +201,7 @@ def queue_of(streams, kind, depth, transforms):
         return
     pool = PinnedBufferPool(lambda nbytes: np.zeros(nbytes, np.uint8), most=depth + 1)
     claim = pool.claim
-    pool.claim = lambda nbytes: noted(claim(nbytes))
+    pool.claim = lambda *given, **options: noted(claim(*given, **options))
     feed = IteratorFeed([batch(step) for step in range(5)], Packer(pool, is_pinned=lambda tensor: False), 0)
     yield StreamQueue(feed, streams, depth, transform and DeviceTransform(transform, cpu)), lambda key: key.step, memory
     feed.rest(wait=True)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from support.device.batches import Shipped, Step, detection, numbers
 from support.device.training_loop import CopiesCountAsDoneAtOnce
+from support.threads.waits import until
 from torch.nn.utils.rnn import pack_sequence
 from waiting.on_device.fake_streams import FakeStreams
 
@@ -20,8 +21,8 @@ from lit_async_data.batch.spec import SMALL_BYTES
 from lit_async_data.engine.device.feeds import Arrived
 from lit_async_data.engine.device.queues import StreamQueue
 from lit_async_data.engine.pipeline.pipeline import Lease
-from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed
-from lit_async_data.engine.prefetch.packing import Packer, PinnedBufferPool
+from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed, ReaderThread
+from lit_async_data.engine.prefetch.packing import Packer, PinnedBufferPool, Unpacked
 from lit_async_data.engine.resources.memory import pinned
 from lit_async_data.order.plan import BatchIndex
 
@@ -201,23 +202,40 @@ def test_blocks_grow_with_the_batches_and_then_no_more():
     packer = packer_of(memory, most=3)
     for _ in range(4):
         for step in range(STEPS):
-            packer(detection(step), lambda work: work()).release()
+            packer(detection(step), here=True).release()
     largest = sorted(memory.sizes)[-3:]
     assert memory.sizes[-3:] == largest
 
 
 def test_a_block_is_not_claimed_twice():
     staging = PinnedBufferPool(Memory(), most=2)
-    one, other = staging.provide(100), staging.claim(100)
+    assert staging.claim(100, allocate=False) is None
+    one, other = staging.claim(100, allocate=True), staging.claim(100, allocate=False)
     assert one is not other
-    assert staging.claim(1) is None
-    assert staging.provide(1) is None  # all are in use
+    for allocate in (False, True):
+        assert staging.claim(1, allocate=allocate) is None  # all are in use
     staging.give_back(other)
-    assert staging.claim(1) is other
+    assert staging.claim(1, allocate=False) is other
+
+
+def test_what_only_the_consumer_can_pack_is_read_no_further_before_that_is_done():
+    """The first batch, and one that is larger than those before. A batch behind it might take the memory."""
+    memory, batches = Memory(), [torch.zeros(count) for count in (9, 9, 9_000, 9)]
+    packer = packer_of(memory, most=3)
+    reader = ReaderThread(iter(batches), packer, depth=3)
+    reader._reader()
+    for unpacked in (True, False, True, False):
+        until(reader, lambda: reader.pulled)
+        assert isinstance(reader.pulled[0].host, Unpacked) is unpacked
+        assert not (unpacked and reader._may_read)
+        host = reader.get().host
+        assert not isinstance(host, Unpacked)
+        host.release()
+    assert memory.threads == {threading.main_thread()}
+    assert reader.close()
 
 
 def test_a_block_is_given_back_where_packing_fails(monkeypatch):
-    """Else the thread would ask for one that nobody can give."""
     packer, batch = packer_of(), torch.zeros(5)
 
     def fails(tensor):
@@ -227,17 +245,17 @@ def test_a_block_is_given_back_where_packing_fails(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr("lit_async_data.engine.prefetch.packing.raw_bytes", fails)
             with pytest.raises(MemoryError, match="mine"):
-                packer(batch, lambda work: work())
-        packer(batch, lambda work: work()).release()
+                packer(batch, here=True)
+        packer(batch, here=True).release()
 
 
 def test_blocks_beyond_what_there_may_be_go_when_they_are_given_back():
     staging = PinnedBufferPool(Memory(), most=3)
-    block = staging.provide(100)
+    block = staging.claim(100, allocate=True)
     staging.most = 1
     staging.give_back(block)
     assert len(staging) == 2
-    while (block := staging.claim(1)) is not None and len(staging) > 1:
+    while (block := staging.claim(1, allocate=False)) is not None and len(staging) > 1:
         staging.give_back(block)
     assert len(staging) == 1
 
@@ -246,7 +264,7 @@ def test_tensors_that_came_pinned_are_copied_from_where_they_are():
     memory = Memory()
     batch = same_shapes(0)
     packer = Packer(PinnedBufferPool(memory, most=1), is_pinned=lambda tensor: True)
-    host = packer(batch, lambda work: work())
+    host = packer(batch, here=True)
     assert memory.sizes == []
     assert host.block is None
     assert [tensor.data_ptr() for tensor in host.large.values()] == [tensor.data_ptr() for tensor in batch]
@@ -299,7 +317,7 @@ def test_pinned_tensors_live_until_they_have_been_copied(made, right):
 def test_small_tensors_travel_in_one_block_and_large_ones_alone():
     packer = packer_of()
     small, large = torch.zeros(SMALL_BYTES, dtype=torch.uint8), torch.zeros(SMALL_BYTES + 1, dtype=torch.uint8)
-    host = packer([small, large, small.clone()], lambda work: work())
+    host = packer([small, large, small.clone()], here=True)
     assert list(host.large) == ["batch[1]"]
     assert host.block.numel() == 2 * SMALL_BYTES
 
@@ -324,7 +342,7 @@ OWN = {
 def test_tensors_that_are_more_than_values_move_themselves(name):
     value = OWN[name]()
     packer = packer_of()
-    host = packer([value], lambda work: work())
+    host = packer([value], here=True)
     assert list(host.movable) == ["batch[0]"]
     assert not host.large
     queue = StreamQueue(IteratorFeed([[value]], packer, 0), FakeStreams("side"), 0, None)
@@ -346,7 +364,7 @@ class Quantity:
 
 def test_objects_that_convert_to_a_unit_are_handed_on_as_they_are():
     batch = [Quantity(3.5)]
-    host = packer_of()(batch, lambda work: work())
+    host = packer_of()(batch, here=True)
     assert host.movable == {}
     made = host.unpack(Arrived({}, None, {}), torch.clone)
     assert made[0] is batch[0]
