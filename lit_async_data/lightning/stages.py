@@ -19,7 +19,7 @@ import torch
 from lit_async_data.batch.spec import BatchSpec, contradict, listed_names
 from lit_async_data.batch.statistics import first_measured
 from lit_async_data.batch.transforms import Normalize
-from lit_async_data.engine.hooks.calls import EvaluatedAlike, Function, StageTransform, check_callable
+from lit_async_data.engine.hooks.calls import Function, StageTransform, check_callable
 from lit_async_data.engine.hooks.transformation import CALLED_WITH
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.loader.statistics import Axis, chosen_fields, statistics
@@ -208,9 +208,9 @@ def stage_transforms(name: str, argument: ByStage) -> dict[str, Function | None]
         check_callable(name, argument, CALLED_WITH[name])
         if argument is None:
             return dict.fromkeys(STAGES)
-        shared = EvaluatedAlike(argument)
+        seen: list[Any] = []
         return {
-            stage: StageTransform(argument if stage == "train" else shared, f"{name}, stage {stage}")
+            stage: StageTransform(argument, f"{name}, stage {stage}", None if stage == "train" else seen)
             for stage in STAGES
         }
     functions: dict[str, Any] = dict(argument)

@@ -1,7 +1,7 @@
 """`DeviceTransform`: calls the user's function with each batch on its device, and with random numbers for it.
 
-A transform shared by all stages may draw its own random numbers, which makes evaluation results vary. `EvaluatedAlike`
-marks such a transform; its first evaluation batch shows whether it draws.
+A transform shared by all stages may draw its own random numbers, which makes evaluation results vary. Its first
+evaluation batch shows whether it does.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ class DeviceTransform:
         rng = None
         if hook.draws and self._number is not None:
             rng = torch.Generator(self._device).manual_seed(self._number(key))
-        if hook.alike is None or hook.alike.watched:
+        if hook.seen is None or hook.seen:
             return hook(batch, rng)
         before = states(self._device)
         made = hook(batch, rng)
-        hook.alike.watched = True
+        hook.seen.append(key)
         if found := drawn(before, states(self._device)):
             log.warning(
                 "device_transform drew random numbers from %s on an evaluation batch, so results change from run to "

@@ -1,6 +1,5 @@
 """Calls of transforms: what may be given as one, how it is called, and the errors that name it.
 
-The three hooks, ``sample_transform``, ``batch_transform`` and ``device_transform``, are functions under these rules.
 `failure` puts the words for the samples in place of ``{}`` in the message of an `UnfitError` raised here.
 Reader processes import this module, so it imports no torch.
 """
@@ -27,7 +26,7 @@ FIXED = "with ragged='concat' only device_transform may change a length"
 
 
 def failure(where: str, source: Source, samples: Indices, what: str) -> TransformError:
-    """The error of a hook on a sample or a batch of samples, whose words take the place of ``{}`` in ``what``."""
+    """The words for the samples take the place of ``{}`` in ``what``."""
     ids = source.ids(samples)
     place = source.locate(ids[:1])[0]
     first = f"row {place.row} of {place.file}"
@@ -62,7 +61,7 @@ def other_keys(made: Mapping[str, object], wanted: Iterable[str]) -> str:
 
 
 def fitting(key: str, value: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """A value as an array of the shape and dtype that the first sample had; else an `UnfitError`."""
+    """The shape and dtype are those of the first sample."""
     array = named_array(key, value)
     if array.shape != shape:
         raise UnfitError(
@@ -78,14 +77,12 @@ def fitting(key: str, value: object, shape: tuple[int, ...], dtype: np.dtype[Any
 
 
 def fitting_rows(key: str, value: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """A value of a batch as an array whose rows have the shape and dtype that the first sample had."""
     array = with_rows(key, value, shape[0])
     fitting(key, array[0], shape[1:], dtype)
     return array
 
 
 def with_rows(key: object, value: object, count: int) -> Array:
-    """A value of a batch as an array with this many rows."""
     array = named_array(key, value)
     if array.shape[:1] != (count,):
         raise UnfitError(
@@ -118,46 +115,30 @@ LIBRARIES = {
 }
 
 
-class EvaluatedAlike:
-    """A training transform that evaluation uses too, because the user gave evaluation none."""
-
-    def __init__(self, function: Function) -> None:
-        self.function = function
-        self.watched = False  # whether one evaluation batch has shown if it draws random numbers
-
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        return self.function(*given, **named)
-
-
 class StageTransform:
-    """The transform of one stage; errors name ``where``, such as ``"device_transform.eval, stage val"``."""
+    """The transform of one stage; errors name ``where``, such as ``"device_transform.eval, stage val"``.
 
-    def __init__(self, function: Function, where: str) -> None:
-        self.function = function
-        self.where = where
+    ``seen``: of a training transform that evaluation uses too, where an evaluation batch is noted that has shown
+    whether it draws random numbers; else None.
+    """
+
+    def __init__(self, function: Function, where: str, seen: list[Any] | None = None) -> None:
+        self.function, self.where, self.seen = function, where, seen
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
 
 class Hook:
-    """A function of the user.
+    """A function of the user, which takes a value, and random numbers as ``rng`` or a second required parameter.
 
-    Args:
-        function: Takes one value, or a value and random numbers: as a parameter ``rng``, or as a second required
-            parameter. May be a `StageTransform`.
-        where: What errors name, unless it is a `StageTransform`, which has a name.
+    Errors name ``where``, unless it is a `StageTransform`, which has a name.
     """
 
     def __init__(self, function: Function, where: str) -> None:
-        self.where = where
-        self.alike: EvaluatedAlike | None = None
-        while isinstance(function, StageTransform | EvaluatedAlike):
-            if isinstance(function, StageTransform):
-                self.where = function.where
-            else:
-                self.alike = function
-            function = function.function
+        self.where, self.seen = where, None
+        if isinstance(function, StageTransform):
+            self.where, self.seen, function = function.where, function.seen, function.function
         self.function = function  # the user's itself
         self._parameter = _rng_parameter(function)
 
@@ -176,7 +157,6 @@ def takes_rng(function: Function | None) -> bool:
 
 
 def check_callable(where: str, given: object, called_with: str = "a batch") -> None:
-    """Refuse what is not a transform; the message begins with ``where``."""
     if isinstance(given, type):
         raise ConfigError(
             f"{given.__name__} is a class, and a transform is called with {called_with}; write {given.__name__}(…)",
@@ -210,7 +190,7 @@ def is_module(value: object) -> bool:
 
 
 def _rng_parameter(function: Function) -> str | None:
-    """How a function takes random numbers: ``"rng"`` by this name, ``""`` as second argument, None not at all."""
+    """``"rng"``: random numbers come by this name; ``""``: as second argument; None: not at all."""
     called: Any = function.forward if is_module(function) else function  # type: ignore[attr-defined]  # a module has it
     try:
         parameters: Sequence[inspect.Parameter] = list(inspect.signature(called).parameters.values())
@@ -278,8 +258,7 @@ class HookCalls:
         sample: ``sample_transform``.
         batch: ``batch_transform``.
         seed: Of the loader; None if hooks get None in place of random numbers.
-        indexed: Whether hooks get the numbers of their samples, as key ``index``. They need not return it: the loader
-            adds it.
+        indexed: Whether hooks get the numbers of their samples, as key ``index``, which they need not return.
     """
 
     def __init__(
@@ -305,7 +284,7 @@ class HookCalls:
         return {key: value for key, value in made.items() if key != INDEX}
 
     def of_samples(self, epoch: int, samples: Indices, values: Mapping[str, Array]) -> Iterator[Made]:
-        """What ``sample_transform`` makes of each sample; it may write to ``values``, of shape (n, …)."""
+        """It may write to ``values``, of shape (n, …)."""
         hook = self.sample
         assert hook is not None
         keys = seeds = None
@@ -331,7 +310,6 @@ class HookCalls:
             yield self._without_index(hook.where, samples[place : place + 1], made, sample.get(INDEX))
 
     def of_batch(self, epoch: int, samples: Indices, values: dict[str, Array]) -> Made:
-        """What ``batch_transform`` makes of a batch; as `of_samples`."""
         hook = self.batch
         assert hook is not None
         rng, first = None, int(self.source.ids(samples[:1])[0])

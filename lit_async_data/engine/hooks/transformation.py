@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
-import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -49,8 +46,6 @@ from lit_async_data.sources.contract.source import Source, read
 from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.sources.contract.user_code import put_back
 
-log = logging.getLogger(__name__)
-
 # What each hook is called with, for messages.
 CALLED_WITH = {"sample_transform": "a sample", "batch_transform": "a batch", "device_transform": "a batch"}
 # Samples of the batch that `batch_transform` is called with.
@@ -85,10 +80,9 @@ class HostHooks:
     def outcome(self, source: Source, options: LoaderOptions, *, by_length: bool = False) -> Outcome:
         """The fields that come out of them; calls them with the first samples of a source, as in `HookCalls`.
 
-        ``batch_transform`` is called twice, with one sample more the second time, which shows whether the first axis
-        follows the number of samples. In batches by length, samples of variable length are one element shorter the
-        second time, which shows which fields follow their length. The global random generators are put back where they
-        were. Bad samples among the first are passed over if ``on_error`` reads around them.
+        In batches by length they are called twice, with samples that are one element shorter the second time, which
+        shows which fields follow their length. The global random generators are put back where they were. Bad samples
+        among the first are passed over if ``on_error`` reads around them.
         """
         seed = (options.seed or 0) if options.augment else None
         calls = HookCalls(source, self.sample, self.batch, seed, indexed=options.return_indices)
@@ -118,7 +112,7 @@ class HostHooks:
         buckets: Buckets | None = None,
         concat: Mapping[str, Indices] = NOTHING,
     ) -> Transformation:
-        """What calls them for each batch; at most ``capacity`` samples are read together.
+        """At most ``capacity`` samples are read together.
 
         Fewer where samples come one after the other: padded, they take no more elements than those of a batch can have.
         """
@@ -130,7 +124,7 @@ class HostHooks:
 
     @property
     def unpicklable(self) -> str:
-        """Which hook cannot be pickled, and why; empty if both can."""
+        """Which hook cannot be pickled, and why."""
         for hook in (self.sample, self.batch):
             if hook is not None and (why := why_not_pickled(hook.function)):
                 return f"{hook.where} {why}"
@@ -142,8 +136,6 @@ def _cut(field: FieldSpec, cut: int) -> tuple[int, ...]:
 
 
 class _Probe:
-    """Calls the hooks with some samples."""
-
     def __init__(self, calls: HookCalls, samples: range, *, by_length: bool) -> None:
         self._calls, self._spec = calls, calls.source.spec
         ragged = [field.shape[0] for field in self._spec.fields.values() if field.ragged] if by_length else []
@@ -157,11 +149,7 @@ class _Probe:
             found = []
             for cut in range(1 + self._cuts):
                 samples, values = self._samples(1, cut)
-                given = {key: array[0, ...] for key, array in values.items()}
-                before = copy.deepcopy(given)
                 made = next(self._calls.of_samples(0, samples, values))
-                if not cut and _are_untouched(made, given, before):
-                    _warn_of_torchvision(hook)
                 found.append(self._kinds(hook.where, samples, made))
             spec = self._named(hook.where, self._numbers[:1], found[0], self._follow(found))
         return Outcome(spec, spec if self._calls.batch is None else self._of_batches(spec))
@@ -197,38 +185,23 @@ class _Probe:
         hook = self._calls.batch
         assert hook is not None
         found: list[Kinds] = []
-        for more in (0, 1):
-            count, cut = len(self._numbers) + more, more * self._cuts
-            samples, values = self._samples(count, cut)
+        for cut in range(1 + self._cuts):
+            samples, values = self._samples(ROWS, cut)
             if self._calls.sample is not None:
                 fields = spec.fields.items()
-                target = {key: np.empty((count, *_cut(field, cut)), field.dtype) for key, field in fields}
+                target = {key: np.empty((ROWS, *_cut(field, cut)), field.dtype) for key, field in fields}
                 put_samples(self._calls, 0, samples, values, target)
                 values = target
-            before = copy.deepcopy(values)
             made = self._calls.of_batch(0, samples, values)
-            if not found and self._calls.sample is None and _are_untouched(made, values, before):
-                _warn_of_torchvision(hook)
             try:
-                arrays = {key: with_rows(key, value, count) for key, value in made.items()}
+                arrays = {key: with_rows(key, value, ROWS) for key, value in made.items()}
             except UnfitError as error:
                 raise failure(hook.where, self._calls.source, samples, str(error)) from None
             found.append({key: (array.shape[1:], array.dtype) for key, array in arrays.items()})
-        follow = self._follow(found)
-        found[1] |= {key: (found[0][key][0], found[1][key][1]) for key in follow}
-        if found[0] != found[1]:
-            kinds = [{key: f"{dtype} {shape}" for key, (shape, dtype) in each.items()} for each in found]
-            key = next(key for key in [*kinds[0], *kinds[1]] if kinds[0].get(key) != kinds[1].get(key))
-            one, other = (each.get(key, "missing") for each in kinds)
-            what = (
-                f"field {key!r} of {{}} is {other} for each sample, but {one} in a batch of one sample less; return "
-                "samples that do not depend on the size of the batch"
-            )
-            raise failure(hook.where, self._calls.source, samples, what)
-        return self._named(hook.where, samples, found[0], follow)
+        return self._named(hook.where, samples, found[0], self._follow(found))
 
     def _named(self, where: str, samples: Indices, found: Kinds, follow: AbstractSet[str]) -> BatchSpec:
-        """Fields of these shapes and dtypes: those of the source in its order, then the others."""
+        """Those of the source in its order, then the others."""
         if not found:
             raise failure(where, self._calls.source, samples, "returned no field for {}; return at least one")
         known = self._spec.fields
@@ -247,33 +220,12 @@ class _Probe:
         return BatchSpec(fields, as_mapping=self._spec.as_mapping)
 
 
-def _warn_of_torchvision(hook: Hook) -> None:
-    if not hook.draws and "torchvision.transforms" in sys.modules:
-        log.warning(
-            "%s left the first arrays as they were: transforms of torchvision do; give them torch.from_numpy(x) "
-            "(docs/data/transforms.md)",
-            hook.where,
-        )
-
-
-def _are_untouched(made: Made, given: Mapping[str, Array], before: Mapping[str, Array]) -> bool:
-    """Whether a hook returned the very arrays that it was given, with the values of before."""
-    return made.keys() == given.keys() and all(
-        isinstance(value := made[key], np.ndarray)
-        and value.__array_interface__ == array.__array_interface__
-        and value.tobytes() == before[key].tobytes()
-        for key, array in given.items()
-    )
-
-
 # Reads samples into arrays for all fields of a source.
 ReadInto = Callable[[Mapping[str, Array]], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The fields that come out of the host hooks of a loader."""
-
     of_samples: BatchSpec  # after ``sample_transform``; those of the source without one
     spec: BatchSpec  # after ``batch_transform`` too: those of a slot
     drawn: Sequence[str] = ()  # the global random generators that reading and hooks drew from for it
@@ -283,11 +235,10 @@ class Transformation:
     """Reads samples into scratch memory, calls the host hooks, and puts the results into a slot.
 
     Any thread may call it. Each has scratch memory of its own, so threads read and decode at the same time; one at a
-    time calls hooks, since few of the objects in them (augmentations with a state) are thread-safe, and Python code
-    would not run faster.
+    time calls hooks, since few of the objects in them (augmentations with a state) are thread-safe.
 
     Attributes:
-        scratch_bytes: Bytes of scratch memory of each thread.
+        scratch_bytes: Of each thread.
         takes_batches: Whether one of the hooks takes a whole batch, so that several batches cannot be read as one.
     """
 
@@ -315,7 +266,7 @@ class Transformation:
     def __call__(
         self, epoch: int, samples: Indices, read: ReadInto, out: Mapping[str, Array], rows: Sequence[int] | None = None
     ) -> None:
-        """Have samples read, and put what the hooks make of them into ``out``: into these rows, or the first ones."""
+        """Into these rows of ``out``, or the first ones."""
         if not hasattr(self._thread, "memory"):
             self._thread.memory = np.empty(self.scratch_bytes, np.uint8)
         memory: Bytes = self._thread.memory
@@ -323,7 +274,7 @@ class Transformation:
         self.apply(epoch, samples, memory, out, rows)
 
     def check(self, epoch: int, sample: Indices, read: ReadInto) -> None:
-        """Have one sample read, and transformed unless that takes a whole batch."""
+        """It is transformed unless that takes a whole batch."""
         values = self._spec.empty(1)
         read(values)
         if self._calls.sample is not None:
@@ -353,7 +304,7 @@ class Transformation:
 
 
 def delivered(spec: BatchSpec, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Arrays as they are stored, with the axes that a batch has."""
+    """With the axes that a batch has."""
     return {key: spec[key].delivered(array) for key, array in arrays.items()}
 
 
@@ -366,7 +317,7 @@ def put_samples(
     *,
     rows: Sequence[int] | None = None,
 ) -> None:
-    """Call ``sample_transform`` with each sample, and put the results into rows of ``out``, or the first ones."""
+    """Into these rows of ``out``, or the first ones."""
     assert calls.sample is not None
     targets = [(key, array, array.shape[1:], array.dtype) for key, array in out.items()]
     keys, plain = out.keys(), np.ndarray

@@ -9,18 +9,17 @@ import pytest
 import torch
 
 from lit_async_data import AsyncDataModule, Normalize, prefetched
-from lit_async_data.engine.hooks.calls import EvaluatedAlike, Hook, StageTransform, takes_rng
+from lit_async_data.engine.hooks.calls import Hook, StageTransform, takes_rng
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.errors import ConfigError
 from lit_async_data.testing import ArraySource
 
 
-def test_a_hook_finds_the_function_inside_the_wrappers_of_the_datamodule():
+def test_a_hook_finds_the_function_inside_the_wrapper_of_the_datamodule():
     def flipped(sample, rng): ...
 
-    alike = EvaluatedAlike(flipped)
-    hook = Hook(StageTransform(alike, "sample_transform, stage val"), "sample_transform")
-    assert (hook.function, hook.where, hook.draws, hook.alike) == (flipped, "sample_transform, stage val", True, alike)
+    hook = Hook(StageTransform(flipped, "sample_transform, stage val", []), "sample_transform")
+    assert (hook.function, hook.where, hook.draws, hook.seen) == (flipped, "sample_transform, stage val", True, [])
 
 
 def test_what_a_reader_process_needs_of_hooks_imports_no_torch():

@@ -202,13 +202,6 @@ def test_a_wrong_result_is_the_error_of_its_batch_alone(kind, result, message):
             lambda b: {"x": b["x"][:1]},
             r"field 'x' .* \(1, 3, 10, 8\), but .* one row for each of the 2 samples",
         ),
-        ("batch", lambda b: {"x": np.zeros(2)}, r"field 'x' .* shape \(2,\), but .* one row for each of the 3 samples"),
-        (
-            "batch",
-            lambda b: {"x": np.eye(len(b["y"]))},
-            r"field 'x' .* is float64 \(3,\) for each sample, .* \(2,\) in",
-        ),
-        ("batch", lambda b: dict.fromkeys("yz"[: len(b["y"]) - 1], b["y"]), "field 'z' of .*, but missing in a batch"),
         (
             "batch",
             explode,

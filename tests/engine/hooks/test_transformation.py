@@ -5,7 +5,6 @@ import copy
 import logging
 import pickle
 import random
-import sys
 import threading
 
 import numpy as np
@@ -17,7 +16,7 @@ from support.sources.hooked_loaders import IMAGES, STEPS, WANTED, assert_same, c
 from support.sources.hooks import LENGTH, Rows, cropped, explode, mixed, wrong_at
 from support.sources.reader_sources import Numbers
 
-from lit_async_data import AsyncDataModule, AsyncLoader, ConcatSource, FieldSpec, HDF5Source, Normalize, StorageLayout
+from lit_async_data import AsyncDataModule, ConcatSource, FieldSpec, HDF5Source, Normalize, StorageLayout
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.engine.hooks.transformation import HostHooks
 from lit_async_data.errors import ConfigError, CorruptError, MemoryBudgetError, ReadError, TransformError
@@ -359,39 +358,6 @@ def test_the_probe_leaves_the_global_generators_as_they_are_and_notes_draws():
     loader = hooked(sample=lambda sample: None)
     loader.spec
     assert not loader._recipe.outcome.drawn
-
-
-LEFT = "left the first arrays as they were"
-
-
-@pytest.mark.parametrize("name", ["sample_transform", "batch_transform"])
-@pytest.mark.parametrize(
-    ("function", "says"),
-    [
-        (lambda values: {**values}, True),
-        (lambda values: {"drawn": np.random.rand(), **values} and values, True),  # noqa: NPY002
-        (lambda values: None, True),
-        (lambda values, rng: values, False),
-        (lambda values: {"x": values["x"] + 1, "y": values["y"]}, False),
-        (lambda values: values["x"].__iadd__(1) is None or values, False),
-        (lambda values: {"x": values["x"][..., ::-1], "y": values["y"]}, False),
-        (lambda values: {"x": values["x"]}, False),
-        (lambda values: {"z": values["x"], **values}, False),
-    ],
-)
-def test_a_hook_that_leaves_all_arrays_is_warned_of_once_where_torchvision_is_there(
-    monkeypatch, caplog, name, function, says
-):
-    arrays = ArraySource({"x": np.arange(24.0).reshape(4, 6), "y": np.arange(4)})
-    for there in (False, True):
-        if there:
-            monkeypatch.setitem(sys.modules, "torchvision.transforms", object())
-        with AsyncLoader(arrays, {"batch_size": 2, "workers": 0}, **{name: function}) as loader:
-            next(loader)
-        found = [text for text in caplog.messages if LEFT in text]
-        assert len(found) == (there and says)
-        assert all(text.startswith(name) and "docs/data/transforms.md" in text for text in found)
-    assert len([text for text in caplog.messages if "drew random numbers" in text]) in (0, 2)
 
 
 def test_the_loader_can_be_asked_again_after_the_probe_has_failed():
