@@ -82,36 +82,6 @@ class Wait:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class QueueFill:
-    """How full the queues of a loader are at this moment.
-
-    Attributes:
-        host: Batches that wait in host memory.
-        host_depth: How many there can be.
-        device: Batches on the device, or on their way there, that are yet to be handed out.
-        device_depth: How many there can be; 0 where batches are handed out in host memory.
-
-    Example:
-        >>> print(QueueFill(4, 4, 2, 2))
-        host 4/4 device 2/2
-        >>> print(QueueFill(3, 4))
-        host 3/4
-        >>> print(QueueFill())
-        no queue
-    """
-
-    host: int = 0
-    host_depth: int = 0
-    device: int = 0
-    device_depth: int = 0
-
-    def __str__(self) -> str:
-        host = [f"host {self.host}/{self.host_depth}"] if self.host_depth else []
-        device = [f"device {self.device}/{self.device_depth}"] if self.device_depth else []
-        return " ".join([*host, *device]) or "no queue"
-
-
 @dataclasses.dataclass
 class LoaderStats:
     """What the consumer saw since the loader was built; ``device_transform`` in ``next`` is no wait.

@@ -77,7 +77,7 @@ class QueueGauge:
 def _with_fill(get_metrics: Any, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
     metrics: dict[str, Any] = get_metrics(trainer, pl_module)
     loaders = driven_loaders(trainer.train_dataloader) if trainer.state.fn == "fit" else []
-    return metrics | {NAME: ", ".join(str(loader.fill) for loader in loaders)} if loaders else metrics
+    return metrics | {NAME: ", ".join(loader.fill for loader in loaders)} if loaders else metrics
 
 
 STAGES = {"val": "validation", "test": "test", "predict": "prediction"}

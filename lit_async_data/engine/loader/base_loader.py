@@ -28,8 +28,9 @@ from lit_async_data.engine.device import streams
 from lit_async_data.engine.device.feeds import Batch, Feed
 from lit_async_data.engine.device.queues import InlineQueue, StreamQueue
 from lit_async_data.engine.device.transform import Transform
-from lit_async_data.engine.stats import LoaderStats, QueueFill
-from lit_async_data.errors import ClosedError, WorkerError
+from lit_async_data.engine.stats import LoaderStats
+from lit_async_data.engine.supervisor import Unexpected
+from lit_async_data.errors import AsyncDataError, ClosedError, WorkerError
 from lit_async_data.options import non_negative_int
 
 
@@ -62,10 +63,17 @@ class Engine:
         self.queue = InlineQueue(feed, depth, transform) if side is None else StreamQueue(feed, side, depth, transform)
 
     @property
-    def fill(self) -> QueueFill:
+    def ready(self) -> int:
+        """Batches that are ready, on host and device together."""
+        return self.feed.ready + self.queue.ready
+
+    @property
+    def fill(self) -> str:
+        feed, queue = self.feed, self.queue
         # There is one slot more than the depth, for the batch that is being handed out.
-        host = min(self.feed.ready, self.feed.depth)
-        return QueueFill(host, self.feed.depth, self.queue.ready, self.queue.depth if self.copies else 0)
+        host = f"host {min(feed.ready, feed.depth)}/{feed.depth}" if feed.depth else ""
+        device = f"device {queue.ready}/{queue.depth}" if self.copies and queue.depth else ""
+        return f"{host} {device}".strip() or "no queue"
 
     def stats(self, before: LoaderStats) -> LoaderStats:
         """Sums are added, and what is of this moment replaced."""
@@ -367,10 +375,15 @@ class BaseLoader(BatchIterator):
             self._reconfigure()
 
     @property
-    def fill(self) -> QueueFill:
-        """How full the queues are at this moment."""
+    def _machinery(self) -> Machinery[Any]:
+        """For callbacks, tests and benchmarks."""
+        return Machinery(self._run.engine, self._started, self._prefetch, self._wiring)
+
+    @property
+    def fill(self) -> str:
+        """How full the queues are at this moment, such as ``"host 3/4 device 2/2"``."""
         engine = self._run.engine  # read once: another thread may close the loader
-        return QueueFill() if engine is None else engine.fill
+        return "no queue" if engine is None else engine.fill
 
     def stats(self) -> LoaderStats:
         """What the loader has handed out, waited for and read so far."""

@@ -29,7 +29,6 @@ ROOT = "/sys/fs/cgroup"
 
 
 def memory_limit() -> int | None:
-    """Bytes of memory that this process may use; None without a limit."""
     limits = []
     for folder in _folders("memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
@@ -39,7 +38,6 @@ def memory_limit() -> int | None:
 
 
 def core_limit() -> float | None:
-    """Cores that this process may use at a time; None without a limit."""
     limits = []
     for folder in _folders("cpu"):
         quota, _, period = _text(f"{folder}/cpu.max").partition(" ")
@@ -82,13 +80,7 @@ DEFAULT_SHARE = 0.25
 def allocated(nbytes: int, *, pinned: bool) -> Bytes:
     """Memory for one slot: uint8, page-aligned, not touched yet, freed with the last array made from it.
 
-    Args:
-        nbytes: Its size.
-        pinned: Whether to lock it in place, so that a GPU can copy from it by itself. If that fails, a warning is
-            logged and the memory is pageable.
-
-    Raises:
-        MemoryBudgetError: The system has no more memory, or a limit (``ulimit -v``) refuses it.
+    ``pinned``: locked in place, so that a GPU can copy from it by itself; if that fails, a warning is logged.
     """
     if pinned:
         import torch
@@ -115,10 +107,7 @@ def pinned_bytes(nbytes: int) -> int:
 
 
 def register(memory: Bytes, device: torch.device) -> None:
-    """Lock memory in place, so that a CUDA device can copy from it by itself; until the array is freed.
-
-    If that fails, a warning is logged and the memory stays pageable.
-    """
+    """Lock memory in place for a CUDA device until the array is freed; if that fails, a warning is logged."""
     address = memory.ctypes.data
     if code := _called(device, "cudaHostRegister", address, memory.nbytes, 0):
         _say_pageable(memory.nbytes, f"CUDA error {code}")
@@ -132,7 +121,7 @@ def _unregister(device: torch.device, address: int, process: int) -> None:
 
 
 def _called(device: torch.device, name: str, *arguments: int) -> int:
-    """Call a function of the CUDA runtime for a device, and return its error; 0 if there is none."""
+    """The error of a function of the CUDA runtime; 0 if there is none."""
     import torch
 
     with torch.cuda.device(device):  # CUDA would open a context on the current device, of some hundred MB
@@ -151,7 +140,7 @@ def _say_pageable(nbytes: int, why: str) -> None:  # once, and not for each slot
 
 
 def pinned(value: Any) -> Any:
-    """An object pinned by its own ``pin_memory``; the object itself if it has none, or cannot be pinned."""
+    """The object itself if it has no ``pin_memory``, or cannot be pinned."""
     try:
         there = value.pin_memory() if callable(getattr(value, "pin_memory", None)) else value
     except RuntimeError as error:
@@ -161,8 +150,6 @@ def pinned(value: Any) -> Any:
 
 
 class Room(NamedTuple):
-    """The slots of a pipeline."""
-
     layout: BatchLayout  # where fields lie in a slot, and how many batches it holds
     slots: int  # to begin with: those being filled or ready, and one for the batch that is handed out
     most: int  # that the memory budget allows
@@ -170,8 +157,6 @@ class Room(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """The memory that a loader will hold, and the most that it may hold."""
-
     slots: int  # allocated before the first batch
     slot_bytes: int  # of one slot
     limit: int  # the most bytes that the loader may hold
@@ -194,14 +179,11 @@ class Budget:
 
     @property
     def _parts(self) -> str:
-        parts = [f"{self.slots} slots of {readable(self.slot_bytes)}"]
-        parts += [f"{readable(self.decoded)} decoded"] if self.decoded else []
-        parts += [f"{readable(self.cache)} cache"] if self.cache else []
-        parts += [f"{readable(self.scratch)} scratch"] if self.scratch else []
-        return " + ".join(parts)
+        named = {"decoded": self.decoded, "cache": self.cache, "of files read ahead": self.fetched}
+        parts = [f"{readable(nbytes)} {name}" for name, nbytes in (named | {"scratch": self.scratch}).items() if nbytes]
+        return " + ".join([f"{self.slots} slots of {readable(self.slot_bytes)}", *parts])
 
     def check(self) -> None:
-        """Raise a `MemoryBudgetError` that names the bytes which are needed, if they are over the limit."""
         if self.total > self.limit:
             smaller = ["batch_size or queue_depth"] + ["shuffle_chunks"] * (self.decoded > 0)
             smaller += ["cache_bytes"] * (self.cache > 0)
@@ -216,7 +198,7 @@ class Budget:
 
 
 def default_budget(ranks: int | None = None) -> int:
-    """Bytes that one loader may hold: a quarter of the memory of this machine or container, shared by its ranks."""
+    """Bytes that one loader may hold."""
     return int(DEFAULT_SHARE * machine_memory() / ranks_here(ranks))
 
 
@@ -226,13 +208,11 @@ def ranks_here(known: int | None = None) -> int:
 
 
 def machine_memory() -> int:
-    """Bytes of memory of this machine, or of a control group's limit if that is less."""
     limit = memory_limit()
     return system.memory() if limit is None else min(system.memory(), limit)
 
 
 def readable(nbytes: float) -> str:
-    """Bytes for people: ``readable(3_300_000)`` is ``'3.1 MiB'``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if nbytes < 1024:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"

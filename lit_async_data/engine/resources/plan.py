@@ -37,7 +37,7 @@ WORTH_A_WORKER, WORTH_KEEPING = 0.05, 0.5
 class WorkerTuner:
     """Starts with few workers, adds one while the queue runs dry, and takes it back if that does not help.
 
-    Told only of waits, so that it costs nothing while the queue is full. Not thread-safe.
+    Not thread-safe.
     """
 
     count: int  # to begin with
@@ -56,12 +56,11 @@ class WorkerTuner:
         return self.count >= self.most and self._before is None
 
     def stay(self, count: int) -> None:
-        """Make a number final."""
         self.count = self.most = count
         self._before = None
 
     def waited(self, seconds: float, batches: int) -> int:
-        """The loop has waited for a batch: returns the number of workers from now on."""
+        """The number of workers from now on, after the loop has waited for a batch."""
         if self.settled:
             return self.count
         now = self.clock()
@@ -121,7 +120,6 @@ class Workers(NamedTuple):
         refusal: str = "",
         ranks: int | None = None,
     ) -> Workers:
-        """The workers of a loader, of which ``ranks`` share this machine; see `ResourcePlan.of`."""
         if not ahead or options.workers == 0:
             return cls("caller", 0, "nothing is read ahead" if not ahead else "workers=0")
         reading, free = source.chunks.reading, cores(ranks)
@@ -141,7 +139,7 @@ class Workers(NamedTuple):
 
     @property
     def most_threads(self) -> int:
-        """Threads that there may be in a process."""
+        """In a process."""
         return 1 if self.apart else self.most
 
     def seeds(self, reading: Reading | None = None) -> bool:
@@ -152,7 +150,6 @@ class Workers(NamedTuple):
         return self.kind == "process" and self.most_threads == 1 and reading in (None, "python", "locked")
 
     def tuner(self) -> WorkerTuner | None:
-        """What changes the number of threads; None if it stays."""
         if self.most == self.threads:
             return None
         return WorkerTuner(self.threads, self.most, PROCESS_S if self.apart else THREAD_S)
@@ -199,14 +196,13 @@ def cores(ranks: int | None = None) -> int:
 
 
 def _sharing(ranks: int | None) -> int:
-    """Ranks that share the cores which this process may use. One, if SLURM has given each task cores of its own."""
+    """Ranks. One, if SLURM has given each task cores of its own."""
     tasks, own = (os.environ.get(f"SLURM_{name}", "") for name in ("NTASKS", "CPUS_PER_TASK"))
     by_slurm = "LOCAL_WORLD_SIZE" not in os.environ and tasks.isdigit() and int(tasks) > 1
     return 1 if by_slurm and own.isdigit() and usable_cores() <= int(own) else ranks_here(ranks)
 
 
 def has_gil() -> bool:
-    """Whether one thread at a time runs Python code in this process at present."""
     return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
 
 
@@ -224,8 +220,6 @@ WORTH_A_WARNING = 1.5
 
 @dataclasses.dataclass(frozen=True)
 class ResourcePlan:
-    """What a loader takes."""
-
     workers: Workers
     layout: BatchLayout  # where the batches of a slot lie in it, and how many there are
     budget: Budget  # memory, against what there may be
@@ -252,14 +246,12 @@ class ResourcePlan:
         return Room(self.layout, self.budget.slots, self.budget.most_slots)
 
     def reserve(self, source: Source, parts: int = 1) -> Callable[[], None]:
-        """Have a source reserve room, shared by some processes, for what is read ahead; call the result to end that."""
-        return source.reserve(-(-self.chunks // parts), self.budget.cache // parts)
+        """Room for what is read ahead, shared by ``parts`` processes; call the result to give it back."""
+        return source.reserve(-(-self.chunks // parts), self.budget.cache // parts, self.budget.fetched // parts)
 
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """What a loader wants to read, and where."""
-
     source: Source
     spec: BatchSpec
     options: LoaderOptions
@@ -277,11 +269,10 @@ class Wanted:
 
     @property
     def scratch(self) -> int:
-        """Bytes in which a worker transforms samples."""
         return 0 if self.hooks is None else self.hooks.scratch_bytes
 
     def within_limit(self) -> ResourcePlan:
-        """A plan of single batches, with as many workers as the budget allows."""
+        """Single batches, with as many workers as the budget allows."""
         hooked, limit = self.hooks is not None, self.limit
         workers = Workers.of(
             self.source, self.options, ahead=self.ahead, hooks=hooked, refusal=self.refusal, ranks=self.ranks
@@ -296,7 +287,7 @@ class Wanted:
         return plan
 
     def coalesced(self, plan: ResourcePlan) -> ResourcePlan:
-        """The plan with as many batches in a slot as are worth reading together."""
+        """As many batches in a slot as are worth reading together."""
         workers, budget = plan.workers, plan.budget
         whole = self.hooks is not None and self.hooks.takes_batches
         if whole or not self.ahead or plan.layout.alone or not self._coalesces(workers):
@@ -320,7 +311,7 @@ class Wanted:
         return reading not in ("locked", "python")
 
     def planned(self, workers: Workers, batches: int) -> ResourcePlan:
-        """The plan if these workers read ``batches`` batches together. Files read ahead are not counted."""
+        """These workers read ``batches`` batches together. Files read ahead are not counted."""
         source, options, schedule, hooks = self.source, self.options, self.schedule, self.hooks
         plan, most = schedule.plan(0), max(workers.most, 1)
         layout = BatchLayout(
@@ -354,7 +345,7 @@ class Wanted:
 
 
 def _chunks(plan: EpochPlan, in_hand: int) -> int:
-    """Decoded chunks that are in use at a time, if the workers together read ``in_hand`` samples."""
+    """That are in use at a time, decoded, if the workers together read ``in_hand`` samples."""
     order = plan.chunk_order
     if order is None:
         return 0
@@ -365,13 +356,12 @@ def _chunks(plan: EpochPlan, in_hand: int) -> int:
 
 
 def coalesced_batches(batch_bytes: int, most: int) -> int:
-    """How many batches of some bytes to read at once, at most.
-
-    Example:
-        >>> coalesced_batches(3 * 2**20, 100), coalesced_batches(2**30, 100), coalesced_batches(1000, 100)
-        (4, 1, 32)
-    """
     return max(min(COALESCED_BYTES // batch_bytes, COALESCED_BATCHES, most), 1)
+
+
+def _fetched_bytes(source: Source, samples: int, left: int) -> int:
+    size = source.memory().files
+    return max(min(max(2 * size * samples, LEAST_FETCHED), MOST_FETCHED, left // 2), 0) if size else 0
 
 
 def _amplification(source: Source, plan: EpochPlan, cache: int, chunks: int) -> float:
@@ -399,7 +389,6 @@ def amplified(shuffle: Order, times: float, rows: int) -> str:
 def slow(
     source: Source, options: LoaderOptions, footprint: ResourcePlan, order: EpochPlan, *, ahead: bool
 ) -> Iterator[str]:
-    """Warnings for people about avoidable costs."""
     if footprint.workers.kind == "caller" and options.workers == "auto" and ahead:
         yield (
             f"workers=auto reads each batch of {source.name} when it is asked for, since Python code per sample "

@@ -137,7 +137,7 @@ def test_a_full_queue_is_shown_as_full_however_many_batches_are_read_together(mo
         next(loader)
         pipeline = loader._run.engine.feed.pipeline
         until(pipeline, lambda: pipeline.ready >= 3)
-        assert str(loader.fill) == "host 3/3"
+        assert loader.fill == "host 3/3"
 
 
 def test_threads_need_not_be_asked_after_each_batch(monkeypatch):
