@@ -8,6 +8,7 @@ import dataclasses
 import gc
 import pathlib
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import prefetched
 from lit_async_data.engine.device import queues
+from lit_async_data.engine.device.queues import InlineQueue
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.pipeline.pipeline import COPYING
 from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed
@@ -428,3 +430,24 @@ def test_a_queue_that_is_closed_while_a_graph_is_recorded_waits_for_its_copies_l
         assert not queues.UNFINISHED
         assert not streams.side.pending
         assert not queue.tickets
+
+
+@pytest.mark.parametrize(("depth", "read"), [(0, []), (1, [BatchIndex(0, 3)])])
+def test_batches_are_read_ahead_where_there_is_a_depth(depth, read):
+    asked = []
+    InlineQueue(SimpleNamespace(lend=None, prefetch=asked.append), depth, None).prefetch(BatchIndex(0, 3))
+    assert asked == read
+
+
+def test_the_time_of_a_transform_is_known_even_if_it_fails(monkeypatch):
+    clock = SimpleNamespace(now_s=0.0, perf_counter=lambda: clock.now_s)
+    monkeypatch.setattr(queues, "time", clock)
+
+    def took(seconds):
+        clock.now_s += seconds
+        return not seconds
+
+    queue = InlineQueue(SimpleNamespace(lend=lambda key: took(5)), 0, lambda batch, key: 1 / took(0.25))
+    with pytest.raises(ZeroDivisionError):
+        queue.take(BatchIndex(0, 3))
+    assert queue.transform_s == 0.25

@@ -109,14 +109,11 @@ def test_inline_devices_are_cpu_and_mps():
     assert [name for name in ("cpu", "mps", "cuda") if device_streams.has_streams(torch.device(name))] == ["cuda"]
 
 
-def test_a_capture_is_seen_on_every_device_for_which_torch_tells_it(monkeypatch):
-    monkeypatch.setattr(torch.xpu, "is_current_stream_capturing", lambda: True, raising=False)
-    assert device_streams.Streams(torch.device("xpu:0")).capturing
-    assert not device_streams.Streams(torch.device("cpu")).capturing
-
-
-@pytest.mark.parametrize(("current", "captures"), [(0, True), (1, True), (2, False)])
-def test_a_capture_is_seen_on_the_current_device_and_on_that_of_the_loader(monkeypatch, current, captures):
+@pytest.mark.parametrize(
+    ("device", "current", "captures"),
+    [("xpu:0", 0, True), ("cpu", 0, False), ("cuda:3", 0, True), ("cuda:1", 2, True), ("cuda:3", 2, False)],
+)
+def test_a_capture_is_seen_on_the_current_device_and_on_that_of_the_loader(monkeypatch, device, current, captures):
     """torch tells it of the current device only; devices 0 and 1 are captured."""
     devices = [current]
 
@@ -127,9 +124,9 @@ def test_a_capture_is_seen_on_the_current_device_and_on_that_of_the_loader(monke
         devices.pop()
 
     monkeypatch.setattr(torch.accelerator, "device_index", index)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: devices[-1] in (0, 1))
-    assert device_streams.Streams(torch.device("cuda:3")).capturing is captures
-    assert device_streams.Streams(torch.device("cuda:1")).capturing
+    for kind in (torch.cuda, torch.xpu):
+        monkeypatch.setattr(kind, "is_current_stream_capturing", lambda: devices[-1] in (0, 1), raising=False)
+    assert device_streams.Streams(torch.device(device)).capturing is captures
     assert devices == [current]
 
 

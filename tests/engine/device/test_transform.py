@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import itertools
 import random
 
 import numpy as np
@@ -71,47 +70,32 @@ def expected(seed, epoch, first):
     return torch.randint(2**62, (1,), generator=rng).item()
 
 
-def test_what_is_drawn_goes_by_seed_epoch_and_first_sample_alone():
-    found = drawn_by(loader_of())
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"workers": 0},
+        {"workers": 2, "depth": 0, "queue_depth": 1},
+        {"rank": 1, "world_size": 2},
+        {"of": SubsetSource(source(), [*range(11, LENGTH)])},
+        {"shuffle": False},
+        {"seed": 6},
+    ],
+    ids=list,
+)
+def test_what_is_drawn_goes_by_seed_epoch_and_first_sample_alone(options):
+    found = drawn_by(loader_of(**options))
     steps = len(found) // 2
     for epoch, batches in enumerate((found[:steps], found[steps:])):
-        assert [drawn for _, drawn in batches] == [expected(5, epoch, ids[0]) for ids, _ in batches]
+        assert [drawn for _, drawn in batches] == [
+            expected(options.get("seed", 5), epoch, ids[0]) for ids, _ in batches
+        ]
     assert len({drawn for _, drawn in found}) == len(found)
-    assert drawn_by(loader_of(seed=6)) != found
-
-
-@pytest.mark.parametrize(("workers", "depth", "queue_depth"), [(0, 2, 4), (2, 0, 1)])
-def test_workers_and_depths_change_nothing(workers, depth, queue_depth):
-    assert drawn_by(loader_of(workers=workers, depth=depth, queue_depth=queue_depth)) == drawn_by(loader_of())
-
-
-def test_ranks_draw_for_their_own_batches():
-    found = [drawn_by(loader_of(rank=rank, world_size=2), epochs=1) for rank in range(2)]
-    for ids, drawn in itertools.chain(*found):
-        assert drawn == expected(5, 0, ids[0])
-    assert len({drawn for _, drawn in itertools.chain(*found)}) == sum(map(len, found))
-
-
-def test_samples_of_a_subset_go_by_their_numbers_in_the_whole():
-    found = drawn_by(loader_of(SubsetSource(source(), [*range(11, LENGTH)])), epochs=1)
-    assert [drawn for _, drawn in found] == [expected(5, 0, ids[0]) for ids, _ in found]
-    assert min(min(ids) for ids, _ in found) >= 11
 
 
 def test_nothing_is_drawn_in_evaluation_and_where_the_options_say_so():
     options = LoaderOptions(batch_size=4, return_indices=True).for_evaluation()
     for loader in (AsyncLoader(source(), options, device_transform=drawing), loader_of(augment=False)):
         assert {drawn for _, drawn in drawn_by(loader)} == {-1}
-
-
-def test_epochs_differ_by_what_is_drawn_also_where_the_order_is_as_stored():
-    found = drawn_by(loader_of(shuffle=False))
-    steps = len(found) // 2
-    assert [ids for ids, _ in found[:steps]] == [ids for ids, _ in found[steps:]]
-    assert not {drawn for _, drawn in found[:steps]} & {drawn for _, drawn in found[steps:]}
-    with loader_of(shuffle=False) as loader:
-        loader.set_epoch(1)
-        assert next(loader)["drawn"].item() == found[steps][1]
 
 
 @pytest.mark.parametrize("slow", ["side", "compute"])

@@ -7,7 +7,6 @@ import threading
 import numpy as np
 import pytest
 import torch
-from support.device.batches import Step, detection
 from support.threads.noted_loaders import Loader, Stream, listed, numbers, read_ahead, reader, shut_down, steps
 from support.threads.waits import LONG, until
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -17,11 +16,6 @@ from lit_async_data import prefetched
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.errors import ClosedError, ConfigError
 from lit_async_data.testing import ArraySource
-
-
-class Detection(Loader):
-    def __iter__(self):
-        return (detection(batch["step"]) for batch in super().__iter__())
 
 
 class OnlyGetitem:
@@ -151,19 +145,6 @@ def test_an_error_of_iter_is_raised_and_the_pass_can_be_begun_again():
         assert [next(batches)["step"] for _ in range(6)] == list(range(6))
 
 
-def test_a_keyboard_interrupt_in_a_read_of_our_own_thread_ends_the_pass():
-    loader = Loader(fail={1: KeyboardInterrupt()})
-    with prefetched(loader, 0, device="cpu") as batches:
-        next(batches)
-        with pytest.raises(KeyboardInterrupt):
-            next(batches)
-        for _ in range(2):
-            with pytest.raises(ClosedError, match="an interrupt has ended this pass after 1 batches"):
-                next(batches)
-        loader.fail.clear()
-        assert steps(batches) == list(range(6))
-
-
 def test_a_keyboard_interrupt_while_waiting_ends_the_pass(monkeypatch):
     loader = Loader(gate=threading.Semaphore(0))
     with prefetched(loader, device="cpu") as batches:
@@ -272,29 +253,6 @@ def test_what_was_ready_is_counted():
         read_ahead(batches, 3)
         next(batches)
         assert batches.stats().queue_fill == 3
-
-
-@pytest.mark.parametrize("slow", ["side", "compute"])
-@pytest.mark.parametrize(("depth", "externally_driven"), [(0, True), (1, False), (2, True)])
-def test_batches_of_any_form_arrive_on_a_device_with_streams(streamed, slow, externally_driven, depth):
-    streams = streamed(FakeStreams(slow))
-    step = Step(streams)
-    with prefetched(Detection(), depth) as batches:
-        batches._wiring.externally_driven = externally_driven
-        for _ in range(3):
-            for number, batch in enumerate(batches):
-                if externally_driven:
-                    batches._prefetch()
-                step(batch, detection(number))
-                del batch
-                if externally_driven:
-                    batches._prefetch()
-        next(iter(batches))  # a pass that is left early
-        for number, batch in zip(range(2), batches, strict=False):
-            step(batch, detection(number))
-        streams.synchronize()
-    assert step.seen
-    assert step.wrong == []
 
 
 def test_the_end_of_a_pass_leaves_nothing_on_the_device(streamed):
@@ -494,14 +452,9 @@ def test_a_batch_that_was_not_read_when_the_device_failed_keeps_its_number(monke
 
 
 def test_random_numbers_on_the_device_go_by_lightnings_seed(monkeypatch):
-    def drawn():
-        with prefetched(
-            [torch.zeros(4)], device="cpu", device_transform=lambda batch, rng: torch.rand(4, generator=rng)
-        ) as one:
-            return next(iter(one)).tolist()
-
     found = []
     for seed in ("1", "2", "1"):
         monkeypatch.setenv("PL_GLOBAL_SEED", seed)
-        found.append(drawn())
+        with prefetched([1], device="cpu", device_transform=lambda batch, rng: torch.rand(4, generator=rng)) as one:
+            found.append(next(iter(one)).tolist())
     assert found[0] == found[2] != found[1]
