@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.sources.hooked_loaders import STEPS, WANTED, copied, drawing, hooked, read, source
+from support.sources.hooked_loaders import copied, drawing, hooked, read, source
 from support.sources.hooks import LENGTH, Rows, aged, explode, older
 
 from lit_async_data import AsyncLoader, SubsetSource
@@ -32,8 +32,10 @@ def test_a_generator_has_no_children_whose_numbers_would_depend_on_earlier_calls
         KeyedGenerator().at(3).spawn(1)
 
 
-def test_numbers_go_by_seed_epoch_and_sample():
-    """So they are the same for all batch sizes and ranks."""
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("of", [source(), SubsetSource(source(), range(11, LENGTH))], ids=len)
+def test_numbers_go_by_seed_epoch_and_sample(of, rank):
+    """So they are the same for all batch sizes and ranks, and for parts of a source."""
 
     def rng_of(*words):
         return np.random.Generator(np.random.Philox(key=derived_key(*words)))
@@ -45,22 +47,14 @@ def test_numbers_go_by_seed_epoch_and_sample():
         return {**batch, "batch": rng.integers(2**62, size=len(batch["drawn"]))}
 
     options = {"batch_size": 4, "shuffle": True, "seed": 5, "return_indices": True}
-    for rank in range(2):
-        loader = AsyncLoader(source(), options, rank=rank, world_size=2, sample_transform=raw, batch_transform=whole)
-        found = read(loader)
-        for number, batch in enumerate(found):
-            epoch, ids = number // (len(found) // 2), batch["index"].tolist()
-            for value, each in zip(batch["drawn"].tolist(), ids, strict=True):
-                assert value == rng_of(derived_key(5, epoch, SAMPLE_HOOK_KEYS), each).integers(2**62)
-            assert batch["batch"][0] == rng_of(5, epoch, BATCH_HOOK_KEYS, ids[0]).integers(2**62)
-        drawn = np.concatenate([batch["drawn"] for batch in found])
-        assert len(np.unique(drawn)) == len(drawn)
-
-
-def test_samples_of_a_subset_go_by_their_numbers_in_the_whole():
-    whole = {int(i): int(d) for batch in WANTED[:STEPS] for i, d in zip(batch["index"], batch["drawn"], strict=True)}
-    for batch in read(drawing(SubsetSource(source(), range(11, LENGTH))), epochs=1):
-        assert [whole[i] for i in batch["index"].tolist()] == batch["drawn"].tolist()
+    found = read(AsyncLoader(of, options, rank=rank, world_size=2, sample_transform=raw, batch_transform=whole))
+    for number, batch in enumerate(found):
+        epoch, ids = number // (len(found) // 2), batch["index"].tolist()
+        for value, each in zip(batch["drawn"].tolist(), ids, strict=True):
+            assert value == rng_of(derived_key(5, epoch, SAMPLE_HOOK_KEYS), each).integers(2**62)
+        assert batch["batch"][0] == rng_of(5, epoch, BATCH_HOOK_KEYS, ids[0]).integers(2**62)
+    drawn = np.concatenate([batch["drawn"] for batch in found])
+    assert len(np.unique(drawn)) == len(drawn)
 
 
 def test_there_are_no_random_numbers_where_the_options_say_so():
@@ -115,30 +109,14 @@ BFLOAT, META = torch.zeros(2, dtype=torch.bfloat16), torch.zeros(2, device="meta
     ("kind", "result", "message"),
     [
         ("sample", explode, r"failed on sample 9 \(row 9 of ArraySource\): ZeroDivisionError: no light"),
-        (
-            "sample",
-            lambda s: {**s, "x": s["x"][:, 1:]},
-            r"field 'x' of .* has shape \(3, 9, 8\), but \(3, 10, 8\) .* crop or",
-        ),
-        (
-            "sample",
-            lambda s: {**s, "x": s["x"] / 2},
-            r"field 'x' of sample 9 .* float64, but uint8 .* as .astype\('uint8'\)",
-        ),
-        (
-            "sample",
-            lambda s: {"x": s["x"]},
-            r"returned the keys x for sample 9 \(.*\), but x, y for the first .* same keys",
-        ),
+        ("sample", lambda s: {**s, "x": s["x"][:, 1:]}, r"'x' of .* \(3, 9, 8\), but \(3, 10, 8\) .* crop or"),
+        ("sample", lambda s: {**s, "x": s["x"] / 2}, r"'x' of sample 9 .* float64, but uint8 .* .astype\('uint8'\)"),
+        ("sample", lambda s: {"x": s["x"]}, r"returned the keys x for sample 9 \(.*\), but x, y for .* same keys"),
         ("sample", list, r"returned a list for sample 9 \(row 9 of ArraySource\); return a dict"),
-        (
-            "batch",
-            explode,
-            r"failed on the batch of samples 8, 9, 10, … \(4 in all\) \(the first is row 8 of Arr.*: Zero",
-        ),
-        ("batch", lambda b: {**b, "x": b["x"][:, :1]}, r"field 'x' of .* has shape \(1, 10, 8\), but \(3, 10, 8\) for"),
-        ("batch", lambda b: {**b, "x": b["x"][:3]}, r"field 'x' .* has shape \(3, 3, 10, 8\), but .* each of the 4"),
-        ("batch", lambda b: {**b, "y": b["y"] * 0.5}, r"field 'y' .* has dtype float64, but int64 for the first"),
+        ("batch", explode, r"failed on the batch of samples 8, 9, 10, … \(4 in all\) \(the first is row 8 .*: Zero"),
+        ("batch", lambda b: {**b, "x": b["x"][:, :1]}, r"'x' of .* has shape \(1, 10, 8\), but \(3, 10, 8\) for"),
+        ("batch", lambda b: {**b, "x": b["x"][:3]}, r"'x' .* has shape \(3, 3, 10, 8\), but .* each of the 4"),
+        ("batch", lambda b: {**b, "y": b["y"] * 0.5}, r"'y' .* has dtype float64, but int64 for the first"),
         ("batch", lambda b: {"y": b["y"]}, r"returned the keys y for the batch .*, but x, y for the first sample"),
     ],
 )
@@ -148,7 +126,7 @@ def test_a_wrong_result_is_the_error_of_its_batch_alone(kind, result, message):
 
     with hooked(**{kind: hook}, workers=2) as loader:
         assert [next(loader)["y"].tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-        with pytest.raises(TransformError, match=f"^{kind}_transform: {message}") as caught:
+        with pytest.raises(TransformError, match=f"^{kind}_transform: .*{message}") as caught:
             next(loader)
         assert next(loader)["y"].tolist() == [12, 13, 14, 15]
     error, first = caught.value, 9 if kind == "sample" else 8
@@ -166,53 +144,25 @@ def test_a_wrong_result_is_the_error_of_its_batch_alone(kind, result, message):
             r"returned a list for sample 0 \(row 0 of ArraySource\); return a dict with an array",
         ),
         ("sample", lambda s: {}, r"returned no field for sample 0 \(row 0 of ArraySource\); return at least one"),
-        (
-            "sample",
-            lambda s: {"x": "text"},
-            r"field 'x' of sample 0 \(.*\) is a str, .*; return an array or a number",
-        ),
-        ("sample", lambda s: {"x": None}, r"field 'x' of sample 0 \(.*\) is a NoneType, .*; return"),
-        (
-            "sample",
-            lambda s: {"x": np.array(["a"])},
-            "field 'x' of .* is an array of <U1, which no tensor can hold; ret",
-        ),
-        (
-            "sample",
-            lambda s: {"x": np.ma.array([1])},
-            r"field 'x' .* is a MaskedArray, .*; return numpy.asarray\(…\) of it",
-        ),
-        ("sample", lambda s: {"x": 2**70}, "field 'x' of .* which does not fit into int64; return it as a float"),
-        ("sample", lambda s: {"x": BFLOAT}, "field 'x' of .* is a tensor of torch.bfloat16, .* return a dense tensor"),
-        ("sample", lambda s: {"x": META}, "field 'x' of .* is a tensor on meta; return it on the CPU"),
-        (
-            "sample",
-            lambda s: {3: 1},
-            r"the key 3 in the result for sample 0 \(.*\) is not text; name each field by text",
-        ),
+        ("sample", lambda s: {"x": "text"}, r"'x' of sample 0 \(.*\) is a str, .*; return an array or a number"),
+        ("sample", lambda s: {"x": None}, r"'x' of sample 0 \(.*\) is a NoneType, .*; return"),
+        ("sample", lambda s: {"x": np.array(["a"])}, "'x' of .* is an array of <U1, which no tensor can hold; ret"),
+        ("sample", lambda s: {"x": np.ma.array([1])}, r"'x' .* a MaskedArray, .*; return numpy.asarray\(…\) of it"),
+        ("sample", lambda s: {"x": 2**70}, "'x' of .* which does not fit into int64; return it as a float"),
+        ("sample", lambda s: {"x": BFLOAT}, "'x' of .* is a tensor of torch.bfloat16, .* return a dense tensor"),
+        ("sample", lambda s: {"x": META}, "'x' of .* is a tensor on meta; return it on the CPU"),
+        ("sample", lambda s: {3: 1}, r"the key 3 in the result for sample 0 \(.*\) is not text; name each field by"),
         ("sample", explode, r"failed on sample 0 \(row 0 of ArraySource\): ZeroDivisionError: no light"),
-        (
-            "batch",
-            lambda b: b["y"],
-            r"returned a ndarray for the batch of samples 0, 1 \(the first is row 0 of .*\); ret",
-        ),
-        ("batch", lambda b: {"x": b["x"].mean()}, r"field 'x' of the batch .* has shape \(\), but the first axis must"),
-        (
-            "batch",
-            lambda b: {"x": b["x"][:1]},
-            r"field 'x' .* \(1, 3, 10, 8\), but .* one row for each of the 2 samples",
-        ),
-        (
-            "batch",
-            explode,
-            r"failed on the batch of samples 0, 1 \(the first is row 0 of ArraySource\): ZeroDivisionError",
-        ),
+        ("batch", lambda b: b["y"], r"returned a ndarray for the batch of samples 0, 1 \(the first is row 0 .*\); ret"),
+        ("batch", lambda b: {"x": b["x"].mean()}, r"'x' of the batch .* has shape \(\), but the first axis must"),
+        ("batch", lambda b: {"x": b["x"][:1]}, r"'x' .* \(1, 3, 10, 8\), but .* one row for each of the 2 samples"),
+        ("batch", explode, r"failed on the batch of samples 0, 1 \(the first is row 0 .*\): ZeroDivisionError"),
     ],
 )
 def test_a_result_that_fits_no_batch_is_an_error_that_says_what_to_return(kind, hook, message):
     with (
         hooked(**{kind: hook}) as loader,
-        pytest.raises(TransformError, match=f"^{kind}_transform: {message}") as caught,
+        pytest.raises(TransformError, match=f"^{kind}_transform: .*{message}") as caught,
     ):
         next(loader)
     error = caught.value

@@ -1,14 +1,11 @@
 """The comparison that tests of sources and loaders use."""
 
-import contextlib
 import re
 
 import numpy as np
 import pytest
 
-from lit_async_data import HDF5Source
 from support.sources.comparison import assert_same_samples
-from support.sources.oracle import Model, assert_is
 
 PLACES = [("a.h5", "/", 0), ("a.h5", "/", 1), ("b.h5", "/left", 0), ("b.h5", "/left", 7)]
 
@@ -41,19 +38,3 @@ def test_the_first_sample_that_differs_is_named_with_its_file_and_row():
 def test_shapes_dtypes_and_nans_are_compared(actual, expected, message):
     with pytest.raises(AssertionError, match=re.escape(message)):
         assert_same_samples(actual, expected)
-
-
-def test_equal_arrays_pass():
-    for values in (np.array([1.0, np.nan]), np.array(["a"]), np.zeros((0, 3)), np.int64(3), np.array([1j, np.nan])):
-        assert_same_samples(values, values.copy())
-
-
-def test_the_oracle_names_the_first_wrong_sample(h5):
-    path = h5("x.h5", data=np.arange(20).reshape(10, 2))
-    model = Model(path, {"x": "data"})
-    model.values["x"][[4, 6]] = -1
-    with contextlib.closing(HDF5Source(path, {"x": "data"})) as source, pytest.raises(AssertionError) as caught:
-        assert_is(source, model)
-    assert str(caught.value) == (
-        f"field 'x': 2 of 10 samples differ; the first is sample 4, row 4 of {path}:/: got 8, expected -1 at [4, 0]"
-    )
