@@ -56,8 +56,6 @@ NONE: Hint = ("", 0)
 
 
 class Verdict(NamedTuple):
-    """Why a loop waited, for which share of the time, and what to change, to which value."""
-
     waited: Wait
     share: float
     cause: str = "loop"  # a key of `CAUSES`

@@ -35,15 +35,11 @@ OTHER_TARGETS = ("unit", "other", "tz", "timezone", "currency")
 
 
 class DeviceBuffers(NamedTuple):
-    """The device memory that a batch takes."""
-
     large: dict[str, tuple[tuple[int, ...], torch.dtype]]  # of each tensor that is copied by itself, by name
     block: int | None  # bytes of the block in which small tensors travel together; None if there are none
 
 
 class Arrived(NamedTuple):
-    """The parts of a batch on the device."""
-
     large: Mapping[str, torch.Tensor]  # that were copied by themselves
     block: torch.Tensor | None  # of small tensors, uint8; None if there are none
     moved: Mapping[str, Any]  # objects that moved themselves with their own ``to(device)``
@@ -184,7 +180,6 @@ class SlotFeed(Feed):
         return self._slots * self._coalesced
 
     def follow(self, schedule: Schedule) -> None:
-        """A pass begins, which may be shorter than those before."""
         self.pipeline.follow(schedule)
         self.following = schedule.following
 
@@ -228,7 +223,6 @@ class SlotFeed(Feed):
         return self._layout.extent(plan.batch(batch.key.step) if around is None else np.array(around.samples))
 
     def _tensor(self, name: str, stored: torch.Tensor, missing: int) -> torch.Tensor:
-        """As the user gets it, with ``missing`` samples more."""
         if missing:
             stored = filled_up(name, stored, missing)
         delivered = self._delivered[name]
@@ -365,7 +359,6 @@ class CopyFeed(SlotFeed):
         return self._next()
 
     def _take(self, filled: FilledSlot) -> None:
-        """The slot is free when all its batches have been copied."""
         if self._left:
             self._drop_rest()
         pool, layout = self.pipeline.pool, self._layout
@@ -449,7 +442,6 @@ class SmallCopies:
         self._block, self._end = NOTHING, 0
 
     def replace(self, arrays: dict[str, Array], names: Iterable[str]) -> None:
-        """Put copies in place of the arrays of some names."""
         for name in names:
             array = arrays[name]
             if array.nbytes <= SMALL_BYTES and self._end + array.nbytes > len(self._block):

@@ -58,12 +58,8 @@ PARTS |= {torch.sparse_csr: ROWS, torch.sparse_bsr: ROWS, torch.sparse_csc: COLU
 def note_all(batch: Any, note: Callable[[Any], bool]) -> type | None:
     """Have all memory noted that a batch of any form refers to.
 
-    Args:
-        batch: Any object.
-        note: Called with each tensor, and each object that has a ``record_stream``; returns whether it could note it.
-
-    Returns:
-        The type of an object that may refer to memory which was not noted; None if there is none.
+    ``note`` is called with each tensor, and each object that has a ``record_stream``; it returns whether it could note
+    it. Returns the type of an object that may refer to memory which was not noted.
     """
     seen, todo, hidden = dict[int, Any](), [batch], None  # objects seen stay alive, so that no id is used again
     while todo:
@@ -316,7 +312,6 @@ class StreamQueue(InlineQueue):
             log.warning("waiting for copies to the device failed: %s", error)
 
     def _reserved(self, key: BatchIndex) -> Ticket:
-        """A ticket; with destinations, if the feed knows their sizes before the batch has been read."""
         ticket, buffers = Ticket(key, self.feed.following(key)), self.feed.buffers(key)
         if buffers is not None:
             self._reserve(ticket, buffers)
@@ -414,10 +409,7 @@ class StreamQueue(InlineQueue):
         return clone
 
     def reclaim(self, *, block: bool) -> None:
-        """Release host memory whose copy has happened.
-
-        With ``block``, wait for copies as long as the feed has no memory for another batch, which only this can free.
-        """
+        """With ``block``, wait for copies as long as the feed has no memory for another batch."""
         while self.copying and self.streams.happened(self.copying[0].done, block=block and not self.feed.has_room):
             self.copying.popleft().host.release()
 
@@ -427,10 +419,7 @@ class StreamQueue(InlineQueue):
         self.tickets.clear()
 
     def _let_go(self, ticket: Ticket) -> None:
-        """Call before a ticket that was never handed over is dropped.
-
-        Its memory returns to compute's pool, while a copy may still be writing to it.
-        """
+        """Before a ticket is dropped: its memory returns to compute's pool, and a copy may still be writing to it."""
         if ticket.host is not None:  # its copies may be under way
             ticket.ready = self.streams.record(self.streams.side)
             self.copying.append(Copying(ticket.host, ticket.ready))

@@ -224,6 +224,5 @@ profiled: Callable[[], bool] = getattr(torch.autograd, "_profiler_enabled", lamb
 
 
 def ranged(name: str, call: Callable[..., T], *arguments: Any) -> T:
-    """Make a call inside a range of the profiler."""
     with torch.profiler.record_function(name):
         return call(*arguments)

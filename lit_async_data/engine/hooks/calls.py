@@ -116,10 +116,9 @@ LIBRARIES = {
 
 
 class StageTransform:
-    """The transform of one stage; errors name ``where``, such as ``"device_transform.eval, stage val"``.
+    """Errors name ``where``, such as ``"device_transform.eval, stage val"``.
 
-    ``seen``: of a training transform that evaluation uses too, where an evaluation batch is noted that has shown
-    whether it draws random numbers; else None.
+    ``seen``: for an evaluation batch that has shown whether a training transform draws; None for other transforms.
     """
 
     def __init__(self, function: Function, where: str, seen: list[Any] | None = None) -> None:
@@ -171,7 +170,6 @@ def check_callable(where: str, given: object, called_with: str = "a batch") -> N
 
 
 def _first_called(function: Any) -> Any:
-    """What a transform calls first, as far as that can be seen from outside."""
     inner: Any = None
     module = type(function).__module__
     if isinstance(function, functools.partial):
@@ -253,12 +251,8 @@ class KeyedGenerator:
 class HookCalls:
     """Calls the host hooks. One thread at a time.
 
-    Args:
-        source: Where samples come from.
-        sample: ``sample_transform``.
-        batch: ``batch_transform``.
-        seed: Of the loader; None if hooks get None in place of random numbers.
-        indexed: Whether hooks get the numbers of their samples, as key ``index``, which they need not return.
+    Without a ``seed`` they get None in place of random numbers. ``indexed``: they get the numbers of their samples, as
+    key ``index``, which they need not return.
     """
 
     def __init__(

@@ -124,7 +124,6 @@ class HostHooks:
 
     @property
     def unpicklable(self) -> str:
-        """Which hook cannot be pickled, and why."""
         for hook in (self.sample, self.batch):
             if hook is not None and (why := why_not_pickled(hook.function)):
                 return f"{hook.where} {why}"
@@ -155,10 +154,7 @@ class _Probe:
         return Outcome(spec, spec if self._calls.batch is None else self._of_batches(spec))
 
     def _samples(self, count: int, cut: int) -> tuple[Indices, dict[str, Array]]:
-        """The numbers of ``count`` samples, and copies of them. Where there are fewer, the first come again.
-
-        Those of variable length are shorter by ``cut`` elements.
-        """
+        """Where there are fewer, the first come again. Those of variable length are shorter by ``cut`` elements."""
         rows = np.arange(count) % len(self._numbers)
         stored = {key: array[rows] for key, array in self._stored.items()}
         for key, field in self._spec.fields.items():
@@ -283,7 +279,6 @@ class Transformation:
                 put_samples(self._calls, epoch, sample, values, self._outcome.of_samples.empty(1))
 
     def raw(self, memory: Bytes, samples: Indices) -> dict[str, Array]:
-        """Arrays in memory for samples as they are read."""
         return self._raw.views_of(memory, samples)
 
     def apply(
@@ -304,7 +299,6 @@ class Transformation:
 
 
 def delivered(spec: BatchSpec, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """With the axes that a batch has."""
     return {key: spec[key].delivered(array) for key, array in arrays.items()}
 
 

@@ -167,7 +167,6 @@ class ReaderThread:
         return True
 
     def _reader(self) -> ThreadWorker | None:
-        """After an error it is another one."""
         if not self.reading and self._depth and not self._closed:
             if self.worker is not None:
                 all_ended([self.worker])  # it has read its last batch, and only has to return
@@ -245,8 +244,6 @@ def _fail(error: Exception) -> NoReturn:
 
 
 class PassState(NamedTuple):
-    """Where a loader is in its pass."""
-
     started: int = 0  # passes that have begun
     fresh: bool = True  # whether the next batch begins a pass
     step: int = 0  # the next batch of the pass
@@ -354,7 +351,6 @@ class IteratorFeed(Feed):
         return None if pulled is None else self._host_batch(pulled)
 
     def get(self, key: BatchIndex) -> HostBatch:
-        """At the end of the pass a `StopIteration` as its error."""
         if key.epoch != self.expected.epoch:
             self._begin(key.epoch)
         if self.reader is None:

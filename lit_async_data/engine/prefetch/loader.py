@@ -373,7 +373,6 @@ class PrefetchedLoader(BaseLoader):
         return Taken(batch, at._replace(step=key.step + 1, before=before, state=state))
 
     def _begin(self) -> Engine:
-        """Begin a new pass; its first batch calls ``iter(loader)``. A generator goes on: it cannot begin anew."""
         engine, at = self._running(), self._cursor.state
         if at.started and not at.over and self._goes_on(engine):
             if not at.lost:

@@ -125,7 +125,6 @@ class PackedLayout(NamedTuple):
 def _unpacked(
     skeleton: Any, forms: Mapping[str, TensorForm], layout: PackedLayout, arrived: Arrived, clone: Clone
 ) -> Batch:
-    """Calls little: the loop's thread waits for it."""
     leaves, large, block = dict(arrived.moved), arrived.large, arrived.block
     for place, (shape, stride, dtype, nbytes) in forms.items():
         if place in large:
@@ -169,7 +168,6 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Of a dense tensor, in memory order."""
     return tensor.as_strided((tensor.numel(),), (1,))
 
 

@@ -174,7 +174,6 @@ class Budget:
 
     @property
     def most_slots(self) -> int:
-        """Slots that there may be if the user keeps batches."""
         return (self.limit - self._beside) // self.slot_bytes
 
     @property
@@ -198,7 +197,6 @@ class Budget:
 
 
 def default_budget(ranks: int | None = None) -> int:
-    """Bytes that one loader may hold."""
     return int(DEFAULT_SHARE * machine_memory() / ranks_here(ranks))
 
 

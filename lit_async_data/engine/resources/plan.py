@@ -139,7 +139,6 @@ class Workers(NamedTuple):
 
     @property
     def most_threads(self) -> int:
-        """In a process."""
         return 1 if self.apart else self.most
 
     def seeds(self, reading: Reading | None = None) -> bool:
@@ -287,7 +286,6 @@ class Wanted:
         return plan
 
     def coalesced(self, plan: ResourcePlan) -> ResourcePlan:
-        """As many batches in a slot as are worth reading together."""
         workers, budget = plan.workers, plan.budget
         whole = self.hooks is not None and self.hooks.takes_batches
         if whole or not self.ahead or plan.layout.alone or not self._coalesces(workers):
