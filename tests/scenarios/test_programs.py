@@ -10,14 +10,14 @@ order, and there is no shuffle here.
 
 import contextlib
 import gc
-import pickle
-import tempfile
+import logging
 import weakref
 
 import pytest
 import torch
 from support.lightning.programs import PROGRAMS
 from support.lightning.programs.errors import BrokenError, broken_at
+from support.lightning.programs.hooks_and_steps import HOOKS
 from support.lightning.rows import WIDTH
 from support.lightning.runs import WARNINGS, Run, our_threads, outcome, without_callback
 from support.lightning.trainer import pl
@@ -82,11 +82,19 @@ def test_the_program_really_copies(pretended):
     assert copies == [3 * 4, 3 * 2]  # three epochs; a batch travels in one block
 
 
-def fitted(*more, callback=None, workers=1, loaders=None, **options):
-    with tempfile.TemporaryDirectory() as folder:
-        run = Run(workers, folder, [callback or DevicePrefetcher()])
-        fit = run.fit(*(loaders or (run.load(), run.val())), more=more, **options)
-        return run, fit
+@pytest.mark.parametrize("hook", HOOKS)
+def test_where_a_user_moves_batches_nothing_is_copied_before_and_that_is_said(hook, pretended, monkeypatch, caplog):
+    # Host memory is "cpu", as ever; the pretended device is called "cpu:0".
+    root = property(lambda strategy: torch.device("cpu:0"))
+    monkeypatch.setattr(pl.strategies.SingleDeviceStrategy, "root_device", root)
+    pretend(monkeypatch, device_streams.streams_of, lambda device: torch.device(device).index == 0)
+    program = PROGRAMS[f"batch hooks hooks={(hook,)}"]
+    with caplog.at_level(logging.INFO):
+        found = outcome(program, 0, DevicePrefetcher())
+    assert found["batches"] == without_callback(program, 0)["batches"]
+    copies = sum(call[0] == "copy" for streams in pretended for call in streams.calls)
+    said = sum(f"{hook} is your own hook" in record.getMessage() for record in caplog.records)
+    assert (copies > 0, said) == ((True, 0) if hook == "on_after_batch_transfer" else (False, 1))
 
 
 def forgotten(callback):
@@ -136,13 +144,3 @@ def test_no_more_batches_are_alive_than_were_asked_for(pretended):
     with prefetched(Counted(), device="cpu") as batches:
         run.fit(batches)
     assert max(most) <= 2 + 2 + 3  # on the host, on their way, and in three hands
-
-
-def test_a_callback_can_be_pickled_before_and_after():
-    callback = DevicePrefetcher(3)
-    assert pickle.loads(pickle.dumps(callback)).device_depth == 3
-    fitted(callback=callback)
-    forgotten(callback)
-    again = pickle.loads(pickle.dumps(callback))
-    assert again.device_depth == 3
-    fitted(callback=again)

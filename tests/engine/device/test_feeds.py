@@ -74,16 +74,14 @@ def address(array):
 def test_a_copy_has_the_values_and_type_of_the_array(shape, dtype):
     array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
     copy = copy_by(SmallCopies(), array)
-    assert copy.dtype == array.dtype
-    assert copy.shape == array.shape
+    assert (copy.dtype, copy.shape) == (array.dtype, array.shape)
     assert (copy == array).all()
     assert copy.flags.writeable
     assert not np.shares_memory(copy, array)
 
 
-@pytest.mark.parametrize("step", [1, 2])
-def test_a_view_that_skips_is_copied(step):
-    array = np.arange(24).reshape(4, 6)[:, ::step]
+def test_a_view_that_skips_is_copied():
+    array = np.arange(24).reshape(4, 6)[:, ::2]
     copy = copy_by(SmallCopies(), array)
     assert (copy == array).all()
     assert copy.flags.c_contiguous
@@ -121,13 +119,6 @@ def test_a_block_is_used_again_when_the_last_view_of_its_copies_is_gone():
     again = [copy_by(copies, numbered(3, count)) for _ in range(4)]
     assert where in [address(other) for other in again]
     assert len(copies._blocks) == 2
-
-
-def test_a_loop_that_keeps_nothing_needs_one_block():
-    copies = SmallCopies()
-    for number in range(1000):
-        assert (copy_by(copies, numbered(number)) == number).all()
-    assert len(copies._blocks) == 1
 
 
 class FreesTheSlotWithItsFirstBatch(CopyFeed):

@@ -4,12 +4,12 @@ import itertools
 
 import pytest
 import torch
+from support.threads.noted_loaders import Stream
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
     Dataset,
     DistributedSampler,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -33,11 +33,6 @@ class Numbers(Dataset):
     def __getitem__(self, index):
         self.read.append(index)
         return index
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(20))
 
 
 class Own(RandomSampler):

@@ -32,23 +32,14 @@ def plan_of(reading, shape=(8,), *, rows=1, order=None, **options):
     return AsyncLoader(source, {"batch_size": BATCH, "shuffle": True, **options}).footprint
 
 
-@pytest.mark.parametrize(
-    ("reading", "together"),
-    [("copied", True), ("opened", True), ("locked", False), ("decoded", True), ("python", False)],
-)
-@pytest.mark.parametrize("kind", ["auto", "thread", "process"])
-def test_small_batches_are_read_together_but_for_python_code_and_locks(reading, together, kind):
-    found = plan_of(reading, worker_kind=kind, workers=1)
+@pytest.mark.parametrize("reading", ["copied", "opened", "locked", "decoded", "python"])
+@pytest.mark.parametrize(("kind", "workers"), [("auto", 1), ("thread", 1), ("process", 1), ("auto", 0)])
+def test_small_batches_are_read_together_but_for_python_code_and_locks(reading, kind, workers):
+    """A loop that reads itself copies several batches together, and decodes one."""
+    found = plan_of(reading, worker_kind=kind, workers=workers)
+    together = reading == "copied" or (workers and reading in ("opened", "decoded"))
     assert found.layout.batches == (COALESCED_BATCHES if together else 1)
     assert found.budget.slot_bytes == found.layout.nbytes
-
-
-@pytest.mark.parametrize(
-    ("reading", "together"),
-    [("copied", COALESCED_BATCHES), ("opened", 1), ("locked", 1), ("decoded", 1), ("python", 1)],
-)
-def test_a_loop_that_reads_itself_copies_several_batches_together_and_decodes_one(reading, together):
-    assert plan_of(reading, workers=0).layout.batches == together
 
 
 @pytest.mark.parametrize("reading", ["copied", "opened", "decoded"])
