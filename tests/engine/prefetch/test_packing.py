@@ -235,6 +235,25 @@ def test_what_only_the_consumer_can_pack_is_read_no_further_before_that_is_done(
     assert reader.close()
 
 
+def test_without_a_free_block_nothing_is_read_or_packed():
+    staging = PinnedBufferPool(Memory(), most=2)
+    feed = IteratorFeed([torch.zeros(9), torch.zeros(9_000), torch.zeros(9)], Packer(staging, lambda tensor: False), 2)
+    first = feed.get(BatchIndex(0, 0))
+    until(feed.reader, lambda: feed.reader.pulled)  # one that is too large for the block that is left
+    other = staging.claim(1, allocate=False)
+    assert not feed.has_room
+    assert not feed.reader._may_read
+    assert feed.poll(BatchIndex(0, 1)) is None
+    staging.give_back(other)
+    assert feed.has_room
+    second = feed.poll(BatchIndex(0, 1))
+    assert second.nbytes == 36_000
+    assert not feed.reader._may_read
+    first.release()
+    assert feed.reader._may_read or feed.reader.pulled
+    feed.rest(wait=True)
+
+
 def test_a_block_is_given_back_where_packing_fails(monkeypatch):
     packer, batch = packer_of(), torch.zeros(5)
 

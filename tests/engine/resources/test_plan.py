@@ -1,6 +1,7 @@
 """Which readers a loader takes, and how many batches they read together, by what reading costs."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -133,6 +134,19 @@ def test_a_loader_takes_no_more_than_the_share_of_its_rank():
 def test_what_is_no_python_code_is_read_by_threads_of_one_process(reading, rows):
     found = plan_of(reading, rows=rows, workers=2, worker_kind="process")
     assert (found.workers.apart, found.workers.threads, found.budget.scratch) == (False, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "by_length", "said"),
+    [
+        ("global", False, "^shuffle=global .* 9 share .*; shuffle=chunk decodes each chunk once"),
+        ("chunk", False, "^shuffle=chunk .* windows reach .*; smaller chunks"),
+        ("chunk", True, "^batch_by .*; a larger shuffle_chunks decodes fewer"),
+        ("global", True, "^batch_by .*; shuffle=chunk decodes fewer"),
+    ],
+)
+def test_what_is_decoded_in_vain_is_said_with_what_helps(shuffle, by_length, said):
+    assert re.search(said, workers.amplified(shuffle, 2.5, 9, by_length=by_length))
 
 
 class Loop:
