@@ -78,9 +78,12 @@ class Feed:
     #: Raises the error that prevents the next batch: the feed is closed, or belongs to another process.
     check: Callable[[], None]
     ready: int  # batches that have been read and wait on the host
-    depth: int
     forked: bool  # whether this process is a fork of the one that built the feed: its threads do not exist here
     has_room: bool  # whether `get` can succeed before any batch is released
+
+    @property
+    def depth(self) -> int:
+        raise NotImplementedError
 
     def prefetch(self, key: BatchIndex) -> None:
         """Have the batches from ``key`` on read ahead. Never blocks on storage."""
@@ -176,7 +179,7 @@ class SlotFeed(Feed):
         return self.pipeline.ready + len(self._left)
 
     @property
-    def depth(self) -> int:  # type: ignore[override]
+    def depth(self) -> int:
         return self._slots * self._coalesced
 
     def follow(self, schedule: Schedule) -> None:

@@ -194,7 +194,7 @@ class _Probe:
             except UnfitError as error:
                 raise failure(hook.where, self._calls.source, samples, str(error)) from None
             found.append({key: (array.shape[1:], array.dtype) for key, array in arrays.items()})
-        return self._named(hook.where, samples, found[0], self._follow(found))
+        return self._named(hook.where, self._numbers, found[0], self._follow(found))
 
     def _named(self, where: str, samples: Indices, found: Kinds, follow: AbstractSet[str]) -> BatchSpec:
         """Those of the source in its order, then the others."""
