@@ -20,7 +20,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, NamedTuple, NoReturn, Self, TypeVar
+from typing import Any, NamedTuple, NoReturn, Self
 
 import torch
 
@@ -29,8 +29,7 @@ from lit_async_data.engine.device.feeds import Batch, Feed
 from lit_async_data.engine.device.queues import InlineQueue, StreamQueue
 from lit_async_data.engine.device.transform import Transform
 from lit_async_data.engine.stats import LoaderStats
-from lit_async_data.engine.supervisor import Unexpected
-from lit_async_data.errors import AsyncDataError, ClosedError, WorkerError
+from lit_async_data.errors import ClosedError, WorkerError
 from lit_async_data.options import non_negative_int
 
 
@@ -61,11 +60,6 @@ class Engine:
         self.copies = side is not None
         self.asks = asks or self.copies
         self.queue = InlineQueue(feed, depth, transform) if side is None else StreamQueue(feed, side, depth, transform)
-
-    @property
-    def ready(self) -> int:
-        """Batches that are ready, on host and device together."""
-        return self.feed.ready + self.queue.ready
 
     @property
     def fill(self) -> str:
@@ -373,11 +367,6 @@ class BaseLoader(BatchIterator):
         if non_negative_int("device_depth", depth) != self._depth:
             self._depth = depth
             self._reconfigure()
-
-    @property
-    def _machinery(self) -> Machinery[Any]:
-        """For callbacks, tests and benchmarks."""
-        return Machinery(self._run.engine, self._started, self._prefetch, self._wiring)
 
     @property
     def fill(self) -> str:

@@ -193,7 +193,7 @@ class ReaderThread:
                 self.arrived.ring()
                 return False
         worker.begin("the loader's next()")
-        # No name holds it: see `ThreadPipeline._fill`.
+        # No name holds it: see `Pipeline._fill`.
         going_on = self._deliver(self._pull(here=False))
         worker.rest()
         return going_on

@@ -178,8 +178,8 @@ class Budget:
 
     @property
     def _parts(self) -> str:
-        named = {"decoded": self.decoded, "cache": self.cache, "of files read ahead": self.fetched}
-        parts = [f"{readable(nbytes)} {name}" for name, nbytes in (named | {"scratch": self.scratch}).items() if nbytes]
+        named = {"decoded": self.decoded, "cache": self.cache, "scratch": self.scratch}
+        parts = [f"{readable(nbytes)} {name}" for name, nbytes in named.items() if nbytes]
         return " + ".join([f"{self.slots} slots of {readable(self.slot_bytes)}", *parts])
 
     def check(self) -> None:

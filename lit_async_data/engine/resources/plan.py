@@ -246,7 +246,7 @@ class ResourcePlan:
 
     def reserve(self, source: Source, parts: int = 1) -> Callable[[], None]:
         """Room for what is read ahead, shared by ``parts`` processes; call the result to give it back."""
-        return source.reserve(-(-self.chunks // parts), self.budget.cache // parts, self.budget.fetched // parts)
+        return source.reserve(-(-self.chunks // parts), self.budget.cache // parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -355,11 +355,6 @@ def _chunks(plan: EpochPlan, in_hand: int) -> int:
 
 def coalesced_batches(batch_bytes: int, most: int) -> int:
     return max(min(COALESCED_BYTES // batch_bytes, COALESCED_BATCHES, most), 1)
-
-
-def _fetched_bytes(source: Source, samples: int, left: int) -> int:
-    size = source.memory().files
-    return max(min(max(2 * size * samples, LEAST_FETCHED), MOST_FETCHED, left // 2), 0) if size else 0
 
 
 def _amplification(source: Source, plan: EpochPlan, cache: int, chunks: int) -> float:

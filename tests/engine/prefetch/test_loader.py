@@ -376,7 +376,7 @@ def test_a_stream_that_was_left_goes_on_with_what_was_read_ahead(kind, depth, ca
             if number == 1:
                 break
         if depth:  # until those that a new pass would lose have been read
-            pulling = batches._machinery.engine.feed.reader
+            pulling = batches._run.engine.feed.reader
             until(pulling, lambda: len(pulling.pulled) == depth)
         assert list(batches) == [2, 3, 4]
         assert list(batches) == []
@@ -401,7 +401,7 @@ def test_another_iterator_is_begun_once_and_what_was_read_of_the_first_is_left()
 def test_what_is_dropped_of_an_iterator_is_said(end, caplog):
     with prefetched(OwnIterator(), 2, device="cpu") as batches:
         next(iter(batches))
-        pulling = batches._machinery.engine.feed.reader
+        pulling = batches._run.engine.feed.reader
         until(pulling, lambda: len(pulling.pulled) == 2)
         end(batches)
         (first, *_) = caplog.messages
@@ -428,7 +428,7 @@ def test_of_an_iterator_that_restarts_at_its_end_nothing_is_lost_or_used_up(capl
             assert list(batches) == list(range(5))
         pass_ = iter(batches)
         assert [next(pass_) for _ in range(5)] == list(range(5))
-        pulling = batches._machinery.engine.feed.reader
+        pulling = batches._run.engine.feed.reader
         until(pulling, lambda: pulling.pulled)  # the end, which is no batch
     assert caplog.messages == []
 

@@ -107,7 +107,7 @@ def numbers(count=6):
 
 def read_ahead(loader, count):
     """Wait until at least `count` batches are ready on the host."""
-    found = loader._machinery.engine.feed.reader
+    found = loader._run.engine.feed.reader
     until(found, lambda: len(found.pulled) >= count)
 
 
