@@ -462,7 +462,7 @@ def test_a_hook_that_cannot_be_pickled_stays_here_or_is_refused(caplog, name):
     with (
         drawing(**hooks, worker_kind="process") as loader,
         pytest.raises(
-            ConfigError, match=rf"^worker_kind: .*: {name}_transform cannot .* its lock; .*, or set worker_kind=thread"
+            ConfigError, match=rf"^worker_kind: .*: {name}_transform cannot .*; .*, or set worker_kind=thread"
         ),
     ):
         next(loader)
