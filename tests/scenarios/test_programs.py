@@ -10,14 +10,12 @@ order, and there is no shuffle here.
 
 import contextlib
 import gc
-import logging
 import weakref
 
 import pytest
 import torch
 from support.lightning.programs import PROGRAMS
 from support.lightning.programs.errors import BrokenError, broken_at
-from support.lightning.programs.hooks_and_steps import HOOKS
 from support.lightning.rows import WIDTH
 from support.lightning.runs import WARNINGS, Run, our_threads, outcome, without_callback
 from support.lightning.trainer import pl
@@ -80,21 +78,6 @@ def test_the_program_really_copies(pretended):
     copies = [sum(call == ("copy", "side") for call in streams.calls) for streams in pretended]
     assert len(copies) == 2, "one stream for each loader, for the whole fit"
     assert copies == [3 * 4, 3 * 2]  # three epochs; a batch travels in one block
-
-
-@pytest.mark.parametrize("hook", HOOKS)
-def test_where_a_user_moves_batches_nothing_is_copied_before_and_that_is_said(hook, pretended, monkeypatch, caplog):
-    # Host memory is "cpu", as ever; the pretended device is called "cpu:0".
-    root = property(lambda strategy: torch.device("cpu:0"))
-    monkeypatch.setattr(pl.strategies.SingleDeviceStrategy, "root_device", root)
-    pretend(monkeypatch, device_streams.streams_of, lambda device: torch.device(device).index == 0)
-    program = PROGRAMS[f"batch hooks hooks={(hook,)}"]
-    with caplog.at_level(logging.INFO):
-        found = outcome(program, 0, DevicePrefetcher())
-    assert found["batches"] == without_callback(program, 0)["batches"]
-    copies = sum(call[0] == "copy" for streams in pretended for call in streams.calls)
-    said = sum(f"{hook} is your own hook" in record.getMessage() for record in caplog.records)
-    assert (copies > 0, said) == ((True, 0) if hook == "on_after_batch_transfer" else (False, 1))
 
 
 def forgotten(callback):

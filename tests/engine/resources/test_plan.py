@@ -137,16 +137,14 @@ def test_what_is_no_python_code_is_read_by_threads_of_one_process(reading, rows)
 
 
 @pytest.mark.parametrize(
-    ("shuffle", "by_length", "said"),
+    ("shuffle", "said"),
     [
-        ("global", False, "^shuffle=global .* 9 share .*; shuffle=chunk decodes each chunk once"),
-        ("chunk", False, "^shuffle=chunk .* windows reach .*; smaller chunks"),
-        ("chunk", True, "^batch_by .*; a larger shuffle_chunks decodes fewer"),
-        ("global", True, "^batch_by .*; shuffle=chunk decodes fewer"),
+        ("global", "^shuffle=global .* 9 share .*; shuffle=chunk decodes each chunk once"),
+        ("chunk", "^shuffle=chunk .* windows reach .* smaller chunks"),
     ],
 )
-def test_what_is_decoded_in_vain_is_said_with_what_helps(shuffle, by_length, said):
-    assert re.search(said, workers.amplified(shuffle, 2.5, 9, by_length=by_length))
+def test_what_is_decoded_in_vain_is_said_with_what_helps(shuffle, said):
+    assert re.search(said, workers.amplified(shuffle, 2.5, 9))
 
 
 class Loop:
