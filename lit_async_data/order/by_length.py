@@ -60,6 +60,10 @@ class LengthPlan(EpochPlan):
     def __len__(self) -> int:
         return (len(self._edges) - 1) // self.world_size
 
+    @functools.cached_property
+    def whole_steps(self) -> int:
+        return 0
+
     def count(self, step: int) -> int:
         first, end = self.bounds(step)
         return end - first

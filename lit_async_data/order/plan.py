@@ -125,12 +125,12 @@ class EpochPlan:
         return first, end
 
     @functools.cached_property
-    def _whole_steps(self) -> int:
-        """Steps that have ``batch_size`` samples on every rank, and do not join the last one."""
+    def whole_steps(self) -> int:
+        """Steps that have ``batch_size`` samples on every rank, for callers that save a call of `count`."""
         return self.remaining // (self.batch_size * self.world_size) - 1
 
     def count(self, step: int) -> int:
-        if 0 <= step < self._whole_steps:
+        if 0 <= step < self.whole_steps:
             return self.batch_size
         first, end = self.bounds(step)
         return end - first

@@ -78,7 +78,7 @@ def test_a_batch_of_cropped_jpegs_takes_few_calls(tmp_path):
     crop = {"image_size": 32, "resize": "random_crop"}
     source = ManifestSource(table, {"x": "path", "y": "y"}, root=tmp_path, **crop)
     with AsyncLoader(source, {"batch_size": 32, "workers": 0}) as loader:
-        check(calls_of_batches(loader), 1170)
+        check(calls_of_batches(loader), 1140)
 
 
 # Of a process, each batch has a task and a report besides.
@@ -87,8 +87,8 @@ def test_a_batch_of_cropped_jpegs_takes_few_calls(tmp_path):
     [
         (False, "thread", 16, 18),  # handed out as copies
         (False, "thread", 80, 19),  # lent
-        (True, "thread", 80, 38),
-        pytest.param(True, "process", 80, 58, marks=pytest.mark.processes),
+        (True, "thread", 80, 37),
+        pytest.param(True, "process", 80, 50, marks=pytest.mark.processes),
     ],
 )
 @pytest.mark.usefixtures("one_batch_per_slot")

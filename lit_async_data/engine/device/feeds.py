@@ -329,7 +329,8 @@ class CopyFeed(SlotFeed):
         super().close(wait=wait)
 
     def buffers(self, key: BatchIndex) -> DeviceBuffers:
-        count = self.pipeline.schedule.plan(key.epoch).count(key.step)
+        plan = self.pipeline.schedule.plan(key.epoch)
+        count = plan.batch_size if key.step < plan.whole_steps else plan.count(key.step)
         extent = self._extent(BatchResult(key, 0, count)) if self._layout.alone else Extent(count)
         known, layout = self._known.get(extent), self._layout
         if known is None:

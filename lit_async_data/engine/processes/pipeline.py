@@ -333,7 +333,7 @@ class ProcessPipeline(Pipeline):
             slot, keys = self._vacant.pop(), self._claim()
             plan, edges = self.schedule.plan(keys[0].epoch), [0]
             for key in keys:
-                edges.append(edges[-1] + plan.count(key.step))
+                edges.append(edges[-1] + (plan.batch_size if key.step < plan.whole_steps else plan.count(key.step)))
             self._filling[slot] = _Filling(keys, edges, self._generation, len(readers))
             for reader in readers:
                 share = Share(reader.number, self._dealing)

@@ -215,17 +215,17 @@ class FilePrefetcher:
         return FilePrefetcher, (self._root,)
 
     def read(self, path: str) -> bytes:
-        asked = self._taken(path)
+        asked = self._asked and self._taken(path)
         data, cold = fetched(path, MOST_BYTES, self._root)
         if not asked:
-            self._count(cold=cold)
+            self._cold += (cold - self._cold) / _AVERAGED_FILES
         return data
 
     def fill(self, path: str, parts: Sequence[Any], nbytes: int) -> bool:
         if not filled(path, parts, nbytes, self._root):
             return False
-        if not self._taken(path):
-            self._count(cold=False)
+        if not (self._asked and self._taken(path)):
+            self._cold -= self._cold / _AVERAGED_FILES
         return True
 
     @property
@@ -275,7 +275,5 @@ class FilePrefetcher:
     def _warm(self, path: str) -> None:
         with contextlib.suppress(Exception):  # `read` raises it
             if path in self._asked:
-                self._count(cold=fetched(path, _MOST_AHEAD, self._root)[1])
-
-    def _count(self, *, cold: bool) -> None:
-        self._cold += (cold - self._cold) / _AVERAGED_FILES
+                cold = fetched(path, _MOST_AHEAD, self._root)[1]
+                self._cold += (cold - self._cold) / _AVERAGED_FILES
