@@ -381,10 +381,10 @@ def test_slots_are_locked_for_a_gpu_as_long_as_a_copy_of_them_is_under_way(monke
     assert locked == [(memory.ctypes.data, gpu) for memory in pipeline.pool.memories]
     feed = CopyFeed(pipeline)
     with contextlib.closing(feed):
-        release = feed.get(BatchIndex(0, 0)).release
+        host = feed.get(BatchIndex(0, 0))  # as the queue keeps it until the copy is done
     gc.collect()
     assert len(unlocked) == 4  # all others
-    del release
+    del host
     gc.collect()
     assert len(unlocked) == 5
 
