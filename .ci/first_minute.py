@@ -107,7 +107,7 @@ def main() -> None:
             _step(f"make train ARGS=trainer.max_epochs=2 PYTHON={PYTHON}", clone)
             for arguments in DEMO:
                 _step(f".venv/bin/python train.py {arguments}", clone)
-        _run(f"{PYTHON} -m pip wheel --quiet --no-deps --wheel-dir {place} {clone}", place)
+        _step(f"{PYTHON} .ci/distributions.py {place}/dist", clone)
         for line in LINES:
             if line.name in chosen:
                 print(f"== pip install '.{line.extras}'", flush=True)
@@ -119,10 +119,11 @@ def _prove(line: Line, place: str, clone: str) -> None:
     environment, files = os.path.join(place, f"venv_{line.name}"), os.path.join(place, f"files_{line.name}")
     python = f"{environment}/bin/python"
     pip = f"{python} -m pip install --quiet --constraint {clone}/constraints.txt"
-    (wheel,) = Path(place).glob("*.whl")
+    (wheel,) = Path(place).glob("dist/*.whl")
     os.mkdir(files)
     _step(f"{PYTHON} -m venv {environment}", files)
     _step(f"{pip} '{wheel}{line.extras}'", files)
+    _step(f"{environment}/bin/lit-async-data --help", files)
     _run(f"{python} -c 'import support.pages; support.pages.write_files()'", files, tests=clone)
     _pages(python, line.pages, files, clone)
     commands = []

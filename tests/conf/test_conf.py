@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import zipfile
 from pathlib import Path
 
 import h5py
@@ -164,14 +163,6 @@ def test_no_choice_is_kept_twice():
     ours = {path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.yaml")}
     assert ours
     assert not ours & {path.relative_to(ROOT / "configs") for path in (ROOT / "configs").rglob("*.yaml")}
-
-
-def test_the_wheel_holds_the_groups(tmp_path):
-    wheel = pytest.importorskip("hatchling.builders.wheel", reason="pip install hatchling")
-    (built,) = wheel.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
-    names = {name for name in zipfile.ZipFile(built).namelist() if name.startswith("lit_async_data/conf/")}
-    ours = [path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix != ".pyc"]
-    assert names == {f"lit_async_data/conf/{path.relative_to(PACKAGE)}" for path in ours}
 
 
 def test_nothing_chosen_is_a_shuffle_of_training_by_the_seed_of_lightning(foreign, files, monkeypatch):
