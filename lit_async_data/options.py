@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
+import itertools
 import numbers
 import os
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +50,51 @@ MAX_WORKERS = 256
 MAX_SECONDS = 1e6
 MAX_SEED = 2**63 - 1
 
+T = TypeVar("T")
+
+
+def explains_names(*elsewhere: Mapping[str, str], **required: str) -> Callable[[type[T]], type[T]]:
+    """A class whose constructor refuses an unknown name as `check_names` does, in place of Python's bare `TypeError`.
+
+    Args:
+        *elsewhere: What to do instead, by names that belong elsewhere.
+        **required: What to do without an option that must be given.
+    """
+    instead = dict(itertools.chain(*(each.items() for each in reversed(elsewhere))))
+
+    def decorated(kind: type[T]) -> type[T]:
+        init: Any = kind.__init__
+        known = list(inspect.signature(init).parameters)[1:]
+
+        @functools.wraps(init)
+        def checked(self: T, *args: Any, **options: Any) -> None:
+            check_names(options, known, instead)
+            for name, what in required.items():
+                if name not in options and not args:
+                    raise ConfigError(f"missing; {what}", name)
+            init(self, *args, **options)
+
+        kind.__init__ = checked  # type: ignore[assignment]
+        return kind
+
+    return decorated
+
+
+def check_names(given: Mapping[Any, object], known: list[str], instead: Mapping[str, str] = INSTEAD) -> None:
+    """Refuses a name that is no option; the message says what to write instead, or suggests the probable one."""
+    import difflib
+
+    for name in given:
+        if name in known:
+            continue
+        if not isinstance(name, str):
+            raise ConfigError(f"{name!r} is not the name of an option")
+        if name in instead:
+            raise ConfigError(f"no such option; {instead[name]}", name)
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
+        raise ConfigError(f"no such option; {hint}", name)
+
 
 @dataclasses.dataclass(frozen=True)
 class Balanced:
@@ -76,6 +123,7 @@ class Balanced:
             )
 
 
+@explains_names(INSTEAD, batch_size="say how many samples a batch has, for example LoaderOptions(batch_size=64)")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
     """The options of a loader. Immutable; safe to share between threads.
@@ -335,20 +383,14 @@ class LoaderOptions:
         return dataclasses.replace(self, augment=False, on_error=self._without_substitutes)
 
 
-_init = LoaderOptions.__init__
-
-
-@functools.wraps(_init)
-def _checked_init(self: LoaderOptions, *args: Any, **values: Any) -> None:
-    # The generated __init__ would raise a TypeError for unknown names.
-    check_names(values, [field.name for field in dataclasses.fields(LoaderOptions)])
-    if "batch_size" not in values and not args:
-        what = "missing; say how many samples a batch has, for example LoaderOptions(batch_size=64)"
-        raise ConfigError(what, "batch_size")
-    _init(self, *args, **values)
-
-
-LoaderOptions.__init__ = _checked_init  # type: ignore[method-assign]
+_HOOKS = "use sample_transform (one sample), batch_transform (a batch on the host) or device_transform (on the device)"
+# What to do with the names of a loader's options where they are given to what holds a loader; and in a source.
+OF_LOADER = {
+    **{name: f"in LoaderOptions, {text}" for name, text in INSTEAD.items()},
+    **{each.name: f"give LoaderOptions({each.name}=…)" for each in dataclasses.fields(LoaderOptions)},
+    **dict.fromkeys(("transform", "transforms", "preprocess", "augmentation"), _HOOKS),
+}
+OF_SOURCE = {name: f"a loader does this, not a source: {text}" for name, text in OF_LOADER.items()}
 
 
 def lightning_seed() -> int:
@@ -361,22 +403,6 @@ def _is_key_or_numbers(given: object) -> bool:
     if isinstance(given, str):
         return bool(given)
     return isinstance(given, Sequence | np.ndarray) and np.ndim(given) == 1 and len(given) > 0
-
-
-def check_names(given: Mapping[Any, object], known: list[str]) -> None:
-    """Refuses a name that is no option; the message suggests the probable one."""
-    import difflib
-
-    for name in given:
-        if name in known:
-            continue
-        if not isinstance(name, str):
-            raise ConfigError(f"{name!r} is not the name of an option")
-        if name in INSTEAD:
-            raise ConfigError(f"no such option; {INSTEAD[name]}", name)
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
-        raise ConfigError(f"no such option; {hint}", name)
 
 
 def one_of(name: str, given: object, known: Iterable[str]) -> None:

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from lit_async_data import LoaderOptions
+from lit_async_data import AsyncDataModule, AsyncLoader, Field, HDF5Source, LoaderOptions, ManifestSource
 from lit_async_data.errors import ConfigError
 
 NAN, INFINITY = float("nan"), float("inf")
@@ -71,6 +71,28 @@ def test_an_absurd_option_is_named_and_its_value_quoted(name):
 def test_an_option_of_torch_points_to_ours_and_a_misspelt_one_to_the_near_one_or_all(name, hint):
     with pytest.raises(ConfigError, match=f"^{name}: no such option; .*{re.escape(hint)}"):
         LoaderOptions(batch_size=4, **{name: 2})
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "said"),
+    [
+        (AsyncLoader, {"batch_size": 8}, "batch_size: no such option; give LoaderOptions(batch_size=…)"),
+        (AsyncLoader, {"num_workers": 8}, "num_workers: no such option; in LoaderOptions, use workers"),
+        (AsyncDataModule, {"transform": abs}, "transform: no such option; use sample_transform (one sample), batch_tr"),
+        (AsyncDataModule, {"trian": 1}, "trian: no such option; did you mean train?"),
+        (HDF5Source, {"offsets": [-3, 0]}, "Field(NAME, …), windows of rows are window=(start, stop)"),
+        (HDF5Source, {"window": (0, 3)}, "window: no such option; give it to a field: Field(NAME, window=…)"),
+        (HDF5Source, {"columns": ["a"]}, "columns: no such option; give fields={KEY: NAME of a dataset, …}"),
+        (HDF5Source, {"shuffle": True}, "a loader does this, not a source: give LoaderOptions(shuffle=…)"),
+        (ManifestSource, {"fields": ["x"], "batch_size": 8}, "not a source: give LoaderOptions(batch_size=…)"),
+        (Field, {"delta_timestamps": [0]}, "no such option; windows of rows are window=(start, stop)"),
+        (Field, {"colum": 1}, "colum: no such option; did you mean column?"),
+    ],
+)
+def test_an_option_that_belongs_elsewhere_is_told_its_place(kind, given, said):
+    with pytest.raises(ConfigError, match=re.escape(said)) as caught:
+        kind(*["x.h5"] * (kind is not AsyncDataModule), **given)
+    assert caught.value.option in given
 
 
 def test_options_can_be_copied():

@@ -43,7 +43,7 @@ from lit_async_data.lightning.stages import (
     with_saved_classes,
     with_training_classes,
 )
-from lit_async_data.options import ArrayLike, LoaderOptions, lightning_seed
+from lit_async_data.options import OF_LOADER, ArrayLike, LoaderOptions, explains_names, lightning_seed
 from lit_async_data.sources.contract.source import Location, Source
 
 log = logging.getLogger(__name__)
@@ -67,6 +67,7 @@ class Replayed(NamedTuple):
     places: list[Location]
 
 
+@explains_names(OF_LOADER)
 class AsyncDataModule(pl.LightningDataModule):
     """Sources for training, validation, test and prediction, each read ahead by an `AsyncLoader`.
 

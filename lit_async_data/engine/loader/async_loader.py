@@ -31,7 +31,7 @@ from lit_async_data.engine.processes.setup import check
 from lit_async_data.engine.resources.plan import AHEAD, ResourcePlan, Wanted, slow
 from lit_async_data.engine.supervisor import COPYING, report_once
 from lit_async_data.errors import AsyncDataError, ConfigError, MemoryBudgetError, ReadError, SourceError, TransformError
-from lit_async_data.options import MAX_SEED, LoaderOptions, lightning_seed
+from lit_async_data.options import MAX_SEED, OF_LOADER, LoaderOptions, explains_names, lightning_seed
 from lit_async_data.order.epoch_cursor import CursorState, EpochCursor, Place
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
@@ -53,6 +53,7 @@ DRAWN = (
 SIDE_PASSES = 5  # separates their keys from those of sample_reader.py and engine/hooks/calls.py
 
 
+@explains_names(OF_LOADER)
 class AsyncLoader(BaseLoader):
     """Batches of a source, read ahead while you compute.
 

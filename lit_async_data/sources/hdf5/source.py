@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import BatchSpec, contradict
 from lit_async_data.errors import ConfigError, FormatError
-from lit_async_data.options import ArrayLike
+from lit_async_data.options import OF_SOURCE, ArrayLike, explains_names
 from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.pickling import digest
@@ -61,6 +61,7 @@ from lit_async_data.sources.hdf5.parts.samples import (
 )
 from lit_async_data.sources.hdf5.readers.part_reader import PartReaders, with_categories
 from lit_async_data.sources.hdf5.schema.field import (
+    OF_FIELD,
     Field,
     FieldLike,
     PathLike,
@@ -102,6 +103,7 @@ class _Opened:
         return kept
 
 
+@explains_names(OF_FIELD, OF_SOURCE)
 class HDF5Source(Source):
     """Samples from datasets of HDF5 files. Thread-safe.
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError, ManifestError, MissingError, few
-from lit_async_data.options import check_names, flag, one_of
+from lit_async_data.options import OF_SOURCE, check_names, flag, one_of
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
@@ -257,7 +257,7 @@ class ManifestSource(Source):
             raise ConfigError(f"{id!r} is not the name of a column", "id")
         flag("allow_external", allow_external)
         one_of("check_files", check_files, get_args(Check))
-        check_names(image, OPTIONS)
+        check_names(image, OPTIONS, OF_SOURCE)
         shape = ImageShape(**image)
         columns, as_mapping = columns_of_fields(fields, shape)
         text_format = TextFormat.of(delimiter, encoding)
@@ -303,7 +303,7 @@ class ManifestSource(Source):
             ((3, 32, 32), ('auk', 'owl'))
             >>> folder.cleanup()
         """
-        check_names(options, OPTIONS)
+        check_names(options, OPTIONS, OF_SOURCE)
         path = os.path.abspath(os.path.expanduser(root))
         with opening_errors(path, "listed"):
             table = class_folders(path, links=bool(options.get("allow_external")))

@@ -17,13 +17,21 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import TENSOR_TYPES
 from lit_async_data.errors import ConfigError, FormatError, MissingError
-from lit_async_data.options import check_names
+from lit_async_data.options import check_names, explains_names
 from lit_async_data.sources.hdf5.storage.failures import h5py
 from lit_async_data.sources.hdf5.storage.open_file import refuse_external_link
 from lit_async_data.sources.images.image_shape import ImageOptions, ImageShape
 from lit_async_data.sources.local_files import files_matching, folder_of, is_pattern, natural
 
+_INSTEAD = {
+    "columns": "one column is column=…; several datasets as channels are a list of names",
+    **dict.fromkeys(
+        ("offsets", "delta_timestamps", "shift"), "windows of rows are window=(start, stop) or (start, stop, step)"
+    ),
+}
 
+
+@explains_names(_INSTEAD)
 @dataclasses.dataclass(frozen=True)
 class Field(ImageOptions):
     """What a batch takes from a dataset. In YAML, a mapping with the same names.
@@ -412,3 +420,11 @@ def chosen_layouts(layout: str | Mapping[str, str] | None, keys: list[str]) -> d
         if key not in keys:
             raise ConfigError(f"{key!r} is not one of the fields {', '.join(keys)}", "layout")
     return chosen
+
+
+# What to do with the names of a field's options where they are given to a source.
+OF_FIELD = {
+    **dict.fromkeys(("datasets", "keys", "columns"), "give fields={KEY: NAME of a dataset, …}"),
+    **{name: f"in a field, Field(NAME, …), {text}" for name, text in _INSTEAD.items() if name != "columns"},
+    **{each.name: f"give it to a field: Field(NAME, {each.name}=…)" for each in dataclasses.fields(Field)},
+}
