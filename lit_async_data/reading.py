@@ -25,6 +25,7 @@ from lit_async_data.sources.hdf5.readers.readers import Reader
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset, member_of
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, h5py, open_h5py
 from lit_async_data.sources.hdf5.storage.open_file import FileIdentity, OpenFile
+from lit_async_data.sources.local_files import local_path
 from lit_async_data.system import OURS, usable_cores
 
 Rows = slice | npt.ArrayLike | None
@@ -54,6 +55,7 @@ def read(
     """
     if isinstance(dataset, str):
         path, found, name = dataset.rpartition(":/")
+        local_path(dataset if dataset.startswith(f"{path}://") else path)  # an address is told at once
         if not found:
             raise ConfigError(f"{dataset!r} is not FILE:/DATASET, such as scan.h5:/data", "dataset")
     elif not isinstance(dataset, h5py.Dataset) or not dataset:
@@ -102,7 +104,7 @@ def open_reader(
     count: Any = usable_cores() if threads is None else threads
     if not isinstance(count, numbers.Integral) or count < 1:
         raise ConfigError(f"{threads!r} is not a whole number from 1 on", "threads")
-    return FileReader(os.path.abspath(path), int(count), IndexCache(cache_dir), allow_external=allow_external)
+    return FileReader(local_path(path), int(count), IndexCache(cache_dir), allow_external=allow_external)
 
 
 class FileReader(contextlib.AbstractContextManager["FileReader"]):

@@ -24,6 +24,7 @@ from lit_async_data.lightning.loops import loaders_in, on_rank_zero
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.hdf5.storage.codecs import read_chunk, write_chunk
+from lit_async_data.sources.local_files import expanded
 from lit_async_data.sources.table.formats import arrow
 
 # Bytes that are held until they are written or merged, about, and the assumed bytes of a text.
@@ -188,7 +189,7 @@ class PredictionWriter(pl.Callback):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if not isinstance(path, str | os.PathLike) or not os.fspath(path):
             raise ConfigError(f"{path!r} is not the path of a folder; give one for the predictions", "path")
-        self.path = os.path.expanduser(os.fspath(path)).rstrip("/") or "/"
+        self.path = expanded(os.fspath(path)).rstrip("/") or "/"
         self._partial = f"{self.path}.partial"
         self._predictions: list[LoaderPredictions] = []
 

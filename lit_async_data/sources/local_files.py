@@ -20,6 +20,8 @@ import logging
 import os
 import re
 import time
+import urllib.parse
+import urllib.request
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -52,6 +54,34 @@ def raise_if_none_left(error: OSError) -> None:
     """For ``onerror`` of ``os.walk``, which skips unreadable folders."""
     if error.errno in ADVICE:
         raise error
+
+
+# Beginnings of addresses, such as s3://bucket/x.h5, and of paths of Windows.
+_ADDRESS = re.compile(r"data:|[A-Za-z][A-Za-z0-9+\-]+:[/\\]")
+_WINDOWS = re.compile(r"[A-Za-z]:[/\\]|\\\\")
+
+
+def expanded(path: str) -> str:
+    """A path as a shell makes it of ``~`` and ``$NAME``, unless a file is called so; the path of a ``file://``."""
+    path = path if os.path.lexists(path) else os.path.expandvars(os.path.expanduser(path))
+    return urllib.request.url2pathname(urllib.parse.urlsplit(path).path) if path.startswith("file://") else path
+
+
+def not_local(path: str) -> str:
+    """Why a path leads to no file of this machine; empty if it may."""
+    if os.name != "nt" and _WINDOWS.match(path):
+        return "a path of Windows; give the path that leads there on this system, such as /mnt/c/…, or paths below root"
+    if _ADDRESS.match(path):
+        return "an address, not a path; fetch the file first, as fsspec.open_local('simplecache::ADDRESS') does"
+    return ""
+
+
+def local_path(given: str | os.PathLike[str]) -> str:
+    """The absolute path that a user means. An address is a `MissingError` that says how to fetch it."""
+    path = expanded(os.fspath(given))
+    if why := not_local(path):
+        raise MissingError(f"{path}: {why}", file=path)
+    return os.path.abspath(path)
 
 
 @contextlib.contextmanager
@@ -210,7 +240,7 @@ def kept_samples(
 
 def _listed(exclude: str | os.PathLike[str], parts: Sequence[StoredSamples], name: str) -> dict[int, dict[int, str]]:
     """The rows of each part, with their paths."""
-    given = os.path.abspath(os.path.expanduser(exclude))
+    given = local_path(exclude)
     lines = [line for path in (files_matching(given) if is_pattern(given) else [given]) for line in _lines_of(path)]
     same = _same_files({file for file, *_ in lines}, {part.file for part in parts})
     places: dict[tuple[str, str], tuple[int, int | None]] = {}
@@ -278,7 +308,7 @@ class CacheFolder:
     def __init__(self, folder: str | os.PathLike[str], what: str) -> None:
         if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
             raise ConfigError(f"{folder!r} is not a folder; give its path, or None", "cache_dir")
-        path = os.path.abspath(os.path.expanduser(folder))
+        path = local_path(folder)
         try:
             os.makedirs(path, mode=0o700, exist_ok=True)
             found = os.stat(path)

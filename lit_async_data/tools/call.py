@@ -15,6 +15,7 @@ from typing import Any
 import lit_async_data
 from lit_async_data.errors import ConfigError
 from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.local_files import expanded, local_path
 from lit_async_data.sources.manifest.columns import HDF5
 from lit_async_data.sources.table.table import is_table
 
@@ -114,7 +115,7 @@ def given_source(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
 
 
 def source_of(paths: Sequence[str]) -> str:
-    path = os.path.expanduser(paths[0])
+    local_path(path := expanded(paths[0]))  # an address is told at once
     folder = os.path.isdir(path)
     ends = {os.path.splitext(name)[1].lower() for name in os.listdir(path)} if folder else set[str]()
     if found := sorted(ends & set(HDF5)):

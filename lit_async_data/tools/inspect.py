@@ -29,7 +29,7 @@ from lit_async_data.sources.hdf5.index.index import IndexCache
 from lit_async_data.sources.hdf5.schema.categories import PACKING
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
-from lit_async_data.sources.local_files import files_matching, is_pattern
+from lit_async_data.sources.local_files import expanded, files_matching, is_pattern
 from lit_async_data.sources.manifest.columns import Column, kind_of, kind_of_path
 from lit_async_data.sources.manifest.fields import labels_of
 from lit_async_data.sources.manifest.files import RootDirectory
@@ -97,7 +97,7 @@ def given_call(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
 
 
 def report_on(given: Sequence[str]) -> Report:
-    paths = [os.path.expanduser(each) for each in given]
+    paths = list(map(expanded, given))
     source = source_of(paths)
     if source in ("ManifestSource", "HDF5Source"):
         return hdf5_report(paths) if source == "HDF5Source" else table_report(paths[0])

@@ -34,6 +34,7 @@ from lit_async_data.sources.hdf5.schema.categories import PACKING
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.hdf5.storage.codecs import LZ4, ZSTD, write_chunk
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
+from lit_async_data.sources.local_files import local_path
 from lit_async_data.system import usable_cores
 from lit_async_data.tools.call import Call, add_source_arguments, given_source
 from lit_async_data.tools.terminal import progress_bar
@@ -134,7 +135,7 @@ def pack(
         5
     """
     started = time.monotonic()
-    path = os.path.abspath(os.path.expanduser(os.fspath(out)))
+    path = local_path(out)
     part = f"{path}.{os.getpid()}.part"
     _check_names(source, columns)
     _check_output(source, path, force=force)

@@ -17,13 +17,20 @@ from typing import Any
 from lit_async_data import system
 from lit_async_data.errors import ChangedError, FormatError, ManifestError, MissingError, SourceError
 from lit_async_data.sources.contract.source import Reservation
-from lit_async_data.sources.local_files import TRANSIENT, advice_on, changed_recently, open_into, retry_once
+from lit_async_data.sources.local_files import (
+    TRANSIENT,
+    advice_on,
+    changed_recently,
+    expanded,
+    local_path,
+    not_local,
+    open_into,
+    retry_once,
+)
 from lit_async_data.system import OURS, ProcessGuard, is_cold
 
-# Most paths: names below the root, none of them hidden, "." or "..". Others need a closer look.
-_PLAIN = re.compile(r"[^./\\:\0][^/\\:\0]*(?:/[^./\\:\0][^/\\:\0]*)*")
-# On Windows, one letter and a colon are a drive.
-_ADDRESS = re.compile(rf"data:|[A-Za-z][A-Za-z0-9+.\-]{'+' if os.name == 'nt' else '*'}:[/\\]|\\\\")
+# Most paths: names below the root, none of them hidden, "." or "..", nor for a shell. Others need a closer look.
+_PLAIN = re.compile(r"[^./\\:\0~$][^/\\:\0]*(?:/[^./\\:\0][^/\\:\0]*)*")
 # With O_NONBLOCK, opening a pipe or a device returns at once, and it is refused; without, it could block.
 _FLAGS = os.O_RDONLY | system.CLOSE_ON_EXEC | system.NO_BLOCKING | system.NO_TERMINAL | system.BINARY
 _LINK_ERRORS = (errno.ELOOP, errno.EMLINK)  # for a link that O_NOFOLLOW does not follow
@@ -47,7 +54,7 @@ class RootDirectory:
     """
 
     def __init__(self, root: str, *, allow_external: bool = False) -> None:
-        self.root = os.path.abspath(os.path.expanduser(root))
+        self.root = local_path(root)
         self.allow_external = allow_external
         self._checked_folders: set[str] = set()
 
@@ -57,8 +64,10 @@ class RootDirectory:
             return f"{self.root}/{path}" if self.root != "/" else f"/{path}"
         if not path or "\0" in path:
             raise ManifestError(f"{path!r}: not a path; give the path of a file")
-        if _ADDRESS.match(path):
-            raise ManifestError(f"{path}: an address, not a path; fetch the file first")
+        if path.startswith(("~", "$", "file://")):
+            path = expanded(path)
+        if why := not_local(path):
+            raise ManifestError(f"{path}: {why}")
         joined = os.path.join(self.root, path)
         if not self.allow_external and not _is_inside(os.path.normpath(joined), self.root):
             raise self._outside_error(path)

@@ -35,7 +35,14 @@ from lit_async_data.sources.contract.source import (
     whole_numbers,
 )
 from lit_async_data.sources.images.image_shape import ImageShape
-from lit_async_data.sources.local_files import Exclude, folder_of, is_pattern, opening_errors, raise_if_none_left
+from lit_async_data.sources.local_files import (
+    Exclude,
+    folder_of,
+    is_pattern,
+    local_path,
+    opening_errors,
+    raise_if_none_left,
+)
 from lit_async_data.sources.manifest.columns import IMAGES, NPY, Column, Given
 from lit_async_data.sources.manifest.fields import Fields
 from lit_async_data.sources.manifest.files import RootDirectory
@@ -174,7 +181,7 @@ def root_of(table: Any) -> str:
     """The folder of a table; for a pattern, the last folder without a wildcard."""
     if not isinstance(table, str | os.PathLike):
         return os.getcwd()
-    path = os.path.abspath(os.path.expanduser(table))
+    path = local_path(table)
     if os.path.isdir(path):
         return str(path)
     return folder_of(path) if is_pattern(path) else os.path.dirname(path)
@@ -304,7 +311,7 @@ class ManifestSource(Source):
             >>> folder.cleanup()
         """
         check_names(options, OPTIONS, OF_SOURCE)
-        path = os.path.abspath(os.path.expanduser(root))
+        path = local_path(root)
         with opening_errors(path, "listed"):
             table = class_folders(path, links=bool(options.get("allow_external")))
         source = cls(table, {"x": PATH, "y": LABEL} if fields is None else fields, root=path, **options)

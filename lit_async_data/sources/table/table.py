@@ -15,6 +15,7 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.local_files import (
     files_matching,
     is_pattern,
+    local_path,
     natural,
     opening_errors,
     raise_if_none_left,
@@ -520,7 +521,7 @@ class TableReader:
     def __init__(self, given: Any, filters: Any, text_format: TextFormat = DEFAULT_FORMAT) -> None:
         if isinstance(given, str | os.PathLike):
             # Absolute, because the working directory may change.
-            given = os.path.abspath(os.path.expanduser(given))
+            given = local_path(given)
         elif hasattr(given, "read_all"):
             given = arrow().table(given)
         self._given, self._filters, self._text_format = given, filters, text_format

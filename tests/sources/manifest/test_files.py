@@ -182,14 +182,32 @@ def test_a_root_that_is_a_link_itself(root, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["http://a/b.jpg", "HTTPS://a", "s3://bucket/x", "file:///etc/passwd", r"\\host\x", r"C:\x", "data:image/png,"],
+    ("path", "what"),
+    [
+        *(
+            (path, "an address, not a path; fetch")
+            for path in ("http://a/b", "HTTPS://a", "s3://b/x", "data:image/png,")
+        ),
+        *((path, "a path of Windows; give") for path in (r"\\host\x", r"C:\x", "d:/x")),
+    ],
 )
-def test_addresses_are_refused_even_where_paths_may_leave(root, path):
+def test_addresses_and_drives_are_refused_even_where_paths_may_leave(root, path, what):
     for outside in (False, True):
         with pytest.raises(ManifestError) as found:
             RootDirectory(root, allow_external=outside).path_of(path)
-        assert str(found.value).startswith(f"{path}: an address, not a path")
+        assert str(found.value).startswith(f"{path}: {what}")
+
+
+def test_a_path_may_begin_as_in_a_shell_or_be_a_file_url(root, monkeypatch):
+    monkeypatch.setenv("HOME", root)
+    monkeypatch.setenv("DATA", "in")
+    within = RootDirectory(root)
+    for path in ("~/in/a.jpg", "$DATA/a.jpg", "${DATA}/a.jpg", f"file://{root}/in/a.jpg"):
+        assert within.path_of(path) == os.path.join(root, "in/a.jpg")
+    assert within.path_of("in/$DATA.jpg") == os.path.join(root, "in/$DATA.jpg")
+    for path in ("~/../x", "file:///etc/passwd"):
+        with pytest.raises(ManifestError, match="leaves root"):
+            within.path_of(path)
 
 
 @pytest.mark.parametrize("path", ["", "a\0b"])
@@ -210,6 +228,6 @@ def test_no_words_lead_out(path):
     try:
         joined = RootDirectory("/data/set").path_of(path)
     except ManifestError:
-        assert not os.path.normpath(os.path.join("/data/set", path)).startswith("/data/set/")
+        assert not os.path.normpath(os.path.join("/data/set", os.path.expanduser(path))).startswith("/data/set/")
     else:
         assert os.path.normpath(joined) == "/data/set" or os.path.normpath(joined).startswith("/data/set/")

@@ -21,7 +21,7 @@ from lit_async_data.options import check_names, explains_names
 from lit_async_data.sources.hdf5.storage.failures import h5py
 from lit_async_data.sources.hdf5.storage.open_file import refuse_external_link
 from lit_async_data.sources.images.image_shape import ImageOptions, ImageShape
-from lit_async_data.sources.local_files import files_matching, folder_of, is_pattern, natural
+from lit_async_data.sources.local_files import files_matching, folder_of, is_pattern, local_path, natural
 
 _INSTEAD = {
     "columns": "one column is column=…; several datasets as channels are a list of names",
@@ -326,7 +326,7 @@ def chosen_files(path: PathLike | Sequence[PathLike]) -> dict[str, str]:
     if not isinstance(given, Sequence) or not given or not all(p and isinstance(p, str | os.PathLike) for p in given):
         raise ConfigError(f"{path!r} is not a file, a glob or a list of these", "path")
     chosen: dict[str, str] = {}
-    for item in [os.path.abspath(os.path.expanduser(item)) for item in given]:
+    for item in map(local_path, given):
         pattern = is_pattern(item)
         folder = folder_of(item) if pattern else os.path.dirname(item)
         for file in files_matching(item) if pattern else [item]:
