@@ -84,6 +84,31 @@ def local_path(given: str | os.PathLike[str]) -> str:
     return os.path.abspath(path)
 
 
+# What is found in place of other files: their first bytes, what they are, and what to do.
+_MISTAKEN = {
+    rb"version https://git-lfs": "a pointer of Git LFS; fetch the file by git lfs pull",
+    rb"(?i)\s*<(!doctype html|html)": "a web page, as a failed download leaves; fetch the file again",
+    rb"PK\x03\x04": "a ZIP archive, as .npz files and spreadsheets are; store arrays as .npy, and tables as CSV",
+    rb"\x1f\x8b": "compressed by gzip; unpack it, or name a table .csv.gz; nibabel reads .nii.gz, in a DatasetSource",
+    rb"(?s).{128}DICM": "DICOM; convert it to PNG of 16 bits or .npy, or read it by pydicom in a DatasetSource",
+    rb"(?s).{344}n[+i]1\0": "NIfTI; convert it to HDF5 or .npy, or read it by nibabel in a DatasetSource",
+    rb"(?s)RIFF.{4}WAVE": "a WAV recording; write all into HDF5 once, or read it by soundfile in a DatasetSource",
+    rb"(?s).{4}ftyp(hei|hev|mif|msf|avi)": "a HEIC or AVIF image; convert it to JPEG or PNG, as pillow-heif does",
+    rb"%PDF": "a PDF; convert its pages to images",
+    rb"(?i)\s*(<\?xml[^>]*>\s*)?<svg": "an SVG drawing; convert it to PNG",
+    rb"\x89HDF\r\n": "an HDF5 file; read it by HDF5Source, or in a table by kind: hdf5",
+    rb"\x93NUMPY": "a .npy array; read it by kind: npy",
+    rb"PAR1": "a Parquet table; give it to ManifestSource",
+}
+# So many bytes are looked at.
+HEAD_BYTES = 400
+
+
+def mistaken(head: bytes) -> str:
+    """What a file is by its first bytes, and what to do; empty if it is nothing that is taken for other files."""
+    return next((what for pattern, what in _MISTAKEN.items() if re.match(pattern, head)), "")
+
+
 @contextlib.contextmanager
 def opening_errors(path: str, verb: str = "opened") -> Iterator[None]:
     try:

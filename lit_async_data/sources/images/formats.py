@@ -21,6 +21,7 @@ import numpy as np
 from lit_async_data.batch.spec import Array, Bytes
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
 from lit_async_data.sources.images.image_shape import CHANNELS, DEEP, INDICES, ImageShape
+from lit_async_data.sources.local_files import HEAD_BYTES, mistaken
 
 UPRIGHT = 1
 ORIENTATION = 0x0112  # the tag
@@ -63,6 +64,8 @@ def format_of(data: bytes, where: str) -> Format:
     for each in FORMATS:
         if each.magic.match(data):
             return each
+    if what := mistaken(data[:HEAD_BYTES]):
+        raise FormatError(f"{where}: is {what}")
     *names, last = (each.name for each in FORMATS)
     raise FormatError(
         f"{where}: begins with {data[:8]!r}, which is not a {', '.join(names)} or {last}; convert it, or leave it out"

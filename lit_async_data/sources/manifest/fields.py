@@ -32,7 +32,7 @@ from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.images.image import Alignment, ImageDecoder, Places, Shown
 from lit_async_data.sources.images.image_shape import Draw, ImageShape
-from lit_async_data.sources.local_files import Exclude
+from lit_async_data.sources.local_files import HEAD_BYTES, Exclude, mistaken
 from lit_async_data.sources.manifest.columns import FILES, Column, Kind, Paths, Rows, kind_of, within
 from lit_async_data.sources.manifest.files import FilePrefetcher, RootDirectory
 from lit_async_data.sources.table.formats import NoColumnError, is_number, listed, quoted
@@ -430,7 +430,8 @@ class NpyHeader(NamedTuple):
 
 def npy_header(data: Any, where: str) -> NpyHeader:
     if bytes(data[: len(npy_format.MAGIC_PREFIX)]) != npy_format.MAGIC_PREFIX:
-        raise FormatError(f"{where}: not a .npy file; write it with numpy.save")
+        what = mistaken(bytes(data[:HEAD_BYTES]))
+        raise FormatError(f"{where}: {f'is {what}' if what else 'not a .npy file; write it with numpy.save'}")
     width = 2 if bytes(data[len(npy_format.MAGIC_PREFIX) : npy_format.MAGIC_LEN]) == b"\x01\x00" else 4
     length = int.from_bytes(data[npy_format.MAGIC_LEN : npy_format.MAGIC_LEN + width], "little")
     try:

@@ -13,9 +13,11 @@ import numpy.typing as npt
 from lit_async_data.errors import ChangedError, ConfigError, CorruptError, MissingError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.local_files import (
+    HEAD_BYTES,
     files_matching,
     is_pattern,
     local_path,
+    mistaken,
     natural,
     opening_errors,
     raise_if_none_left,
@@ -228,6 +230,7 @@ def _from_file(path: str, wanted: Sequence[str], filters: Sequence[Filter], text
         _check_no_text_format(text_format, f"{suffix} files")
     names, delimiter = _all_names(wanted, filters), _DELIMITERS.get(suffix.removesuffix(".gz"))
     with opening_errors(path):
+        _check_content(path, suffix)
         if suffix == ".parquet":
             table = _read_parquet(path, names)
         elif delimiter is None:
@@ -235,6 +238,14 @@ def _from_file(path: str, wanted: Sequence[str], filters: Sequence[Filter], text
         else:
             table = formats.read_delimited(path, text_format.delimiter or delimiter, names, text_format.encoding)
     return _filtered_table(table, wanted, filters, [path])
+
+
+def _check_content(path: str, suffix: str) -> None:
+    with open(path, "rb") as file:
+        head = file.read(HEAD_BYTES)
+    own = b"PAR1" if suffix == ".parquet" else b"\x1f\x8b" if suffix.endswith(".gz") else None
+    if (what := mistaken(head)) and not (own and head.startswith(own)):
+        raise RowOrigin.of_file(path).error(f"is {what}")
 
 
 def _suffix_of(path: str) -> str:

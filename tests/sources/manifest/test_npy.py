@@ -103,7 +103,7 @@ def test_odd_headers_are_refused(text, message):
 
 
 def test_other_files_are_refused():
-    for data in (b"", b"\x93NUM", b"PK\3\4" + bytes(100)):
+    for data in (b"", b"\x93NUM", bytes(100)):
         with pytest.raises(FormatError, match=r"^x.npy: not a .npy file; write it with numpy.save"):
             decode(data, np.zeros(6))
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lit_async_data import system
 from lit_async_data.errors import AsyncDataError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.sources import local_files
-from lit_async_data.sources.local_files import errno_of, opening, retry_once
+from lit_async_data.sources.local_files import HEAD_BYTES, errno_of, mistaken, opening, retry_once
 
 if TYPE_CHECKING:
     import h5py as h5py  # noqa: PLC0414  # other modules of this room take it from here
@@ -142,12 +142,14 @@ def _why_not_hdf5(path: str, error: BaseException) -> str:
             f"server (NFS, Lustre) keeps the lock of one that is gone: {_UNLOCKED}"
         )
     with open_raw(path) as file:
-        head = file.read(8)
+        head = file.read(HEAD_BYTES)
     if head.startswith(NETCDF3):
         return f"is a classic NetCDF file (format 3), not HDF5; convert it with nccopy -k nc4 {path} new.nc"
-    if head == SIGNATURE:
+    if head.startswith(SIGNATURE):
         return (
             "is damaged, or marked as open for writing by a program that still writes to it or was killed; if nobody "
             f"writes to it, h5clear -s {path} removes the mark; else copy it again"
         )
+    if what := mistaken(head):
+        return f"is {what}"
     return f"is not an HDF5 file, or is damaged{'' if head else ': it is empty'}; check the path, or copy it again"
