@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -107,7 +108,8 @@ def check_contract(source: Source, *, samples: int = 50) -> None:
         >>> check_contract(ArraySource({"x": np.arange(12).reshape(4, 3), "y": np.arange(4)}))
     """
     assert isinstance(source, Source), f"{type(source).__name__} does not inherit from lit_async_data.Source"
-    length = len(source)
+    with _promise("__len__ returns a whole number"):
+        length = len(source)
     assert length >= 1, f"__len__ returned {length}; a source has at least one sample"
     spec = source.spec
     assert isinstance(spec, BatchSpec), f"spec is {spec!r}, which is not a BatchSpec"
@@ -119,23 +121,49 @@ def check_contract(source: Source, *, samples: int = 50) -> None:
     assert source.spec == spec, "spec returned something else the second time"
     assert isinstance(source.name, str), f"name is {source.name!r}; it must be text"
     chosen = np.unique(np.linspace(0, length - 1, min(samples, length)).astype(np.int64))
+    checks = {
+        "locate, chunks, parts, places, fingerprint, ids and column describe all samples": _check_description,
+        "read_random reads any samples": _check_random,
+        "reserve, fetch and decode are for any samples": _check_reading_ahead,
+    }
     try:
         expected = _read(source, chosen)
         _check_reading(source, chosen, expected)
         _check_refusals(source)
-        _check_description(source, chosen, expected)
-        _check_random(source, chosen)
-        _check_reading_ahead(source, chosen, expected)
+        for promise, check in checks.items():
+            with _promise(promise):
+                check(source, chosen, expected)
         _check_threads(source, chosen, expected)
-        copy = pickle.loads(pickle.dumps(source))  # noqa: S301  # made here
+        copy = _copy(source)
         assert (copy.spec, len(copy)) == (spec, length), "a pickled copy has another spec or length"
         _compare(_read(copy, chosen), expected, chosen, "from a pickled copy")
-        copy.close()
-        source.close()
-        source.close()
+        with _promise("close can be called twice"):
+            copy.close()
+            source.close()
+            source.close()
         _compare(_read(source, chosen), expected, chosen, "after close")
-    finally:
-        source.close()
+    except BaseException:
+        with contextlib.suppress(Exception):
+            source.close()
+        raise
+    source.close()
+
+
+@contextlib.contextmanager
+def _promise(promise: str) -> Iterator[None]:
+    """An error of the source names the promise that it breaks."""
+    try:
+        yield
+    except AssertionError:
+        raise
+    except Exception as error:
+        raise AssertionError(f"{promise}; here it raised {type(error).__name__}: {error}") from error
+
+
+def _copy(source: Source) -> Source:
+    with _promise("a source can be pickled, without the connections and open files that it opens again"):
+        copy: Source = pickle.loads(pickle.dumps(source))  # noqa: S301  # made here
+    return copy
 
 
 def _check_reading(source: Source, chosen: Indices, expected: Mapping[str, Array]) -> None:
@@ -155,18 +183,16 @@ def _check_reading(source: Source, chosen: Indices, expected: Mapping[str, Array
     for key, field in narrow.items():
         if field.dtype != source.spec[key].dtype:
             out = narrow.empty(len(chosen), [key])
-            source.read_into(chosen, out)
+            _read_into(source, chosen, out)
             cast = {key: out[key].astype(source.spec[key].dtype)}
             _compare(cast, {key: expected[key]}, chosen, f"as {field.dtype}, the narrow dtype")
 
 
 def _check_refusals(source: Source) -> None:
     for wrong in (2**40, -1):
-        try:
+        with _promise(f"locate refuses sample {wrong} by an IndexError"), contextlib.suppress(IndexError):
             source.locate([wrong])
-        except IndexError:
-            continue
-        raise AssertionError(f"locate accepted sample {wrong}; it must raise IndexError")
+            raise AssertionError(f"locate accepted sample {wrong}; it must raise IndexError")
 
 
 def _check_description(source: Source, chosen: Indices, expected: Mapping[str, Array]) -> None:
@@ -181,7 +207,7 @@ def _check_description(source: Source, chosen: Indices, expected: Mapping[str, A
     first = source.fingerprint()
     plain = all(isinstance(key, str) and isinstance(value, int | str) for key, value in first.items())
     assert plain, f"fingerprint() is not a dict of names to numbers and text: {first}"
-    again = pickle.loads(pickle.dumps(source)).fingerprint()  # noqa: S301  # made here
+    again = _copy(source).fingerprint()
     assert again == first, f"fingerprint() of a copy is another one: {again}, not {first}"
     places = source.places()
     assert len(places.which) == len(places.rows) == len(source), "places() does not have one place per sample"
@@ -195,7 +221,7 @@ def _check_description(source: Source, chosen: Indices, expected: Mapping[str, A
             _compare({key: column[chosen].astype(field.dtype)}, {key: expected[key]}, chosen, "as a column")
 
 
-def _check_random(source: Source, chosen: Indices) -> None:
+def _check_random(source: Source, chosen: Indices, _: Mapping[str, Array]) -> None:
     keys: Words = np.random.default_rng(0).integers(0, 2**64, len(chosen), np.uint64)
     first, second = source.spec.empty(len(chosen)), source.spec.empty(len(chosen))
     source.read_random(chosen, first, keys)
@@ -236,11 +262,26 @@ def _read(source: Source, samples: Indices, *, poison: int = 0, keys: tuple[str,
         shape = (len(samples), *field.stored_shape)
         block = np.full(2 * MARGIN + int(np.prod(shape)) * field.dtype.itemsize, poison, np.uint8)
         blocks[key], out[key] = block, block[MARGIN : len(block) - MARGIN].view(field.dtype).reshape(shape)
-    source.read_into(samples, out)
+    _read_into(source, samples, out)
     for key, block in blocks.items():
         outside = np.concatenate([block[:MARGIN], block[len(block) - MARGIN :]])
         assert (outside == poison).all(), f"read_into wrote outside the array of {key!r}"
     return out
+
+
+def _read_into(source: Source, samples: Indices, out: Mapping[str, Array]) -> None:
+    """Read, and name the first sample that raises an error when it is read alone."""
+    try:
+        source.read_into(samples, given := dict(out))
+    except Exception as error:
+        for place, sample in enumerate(samples.tolist()):
+            alone = slice(place, place + 1)
+            with _promise(f"read_into reads sample {sample}"):
+                source.read_into(samples[alone], {key: array[alone] for key, array in out.items()})
+        what = f"read_into reads {len(samples)} samples together, not only each alone"
+        raise AssertionError(f"{what}; here it raised {type(error).__name__}: {error}") from error
+    for key, array in out.items():
+        assert given.get(key) is array, f"read_into replaced out[{key!r}]; fill the array: out[{key!r}][...] = values"
 
 
 def _compare(found: Mapping[str, Array], expected: Mapping[str, Array], samples: Indices, how: str) -> None:

@@ -231,3 +231,58 @@ def test_a_broken_promise_is_found(broken, message):
     with pytest.raises((AssertionError, TypeError, ValueError)) as caught:
         check_contract(broken())
     assert re.search(message, str(caught.value))
+
+
+class Breaks(ArraySource):
+    """Raises, or replaces the array, where it is told to."""
+
+    def __init__(self, how):
+        super().__init__({"x": np.arange(9)})
+        self.how = how
+
+    def __len__(self):
+        return 9.0 if self.how == "length" else super().__len__()
+
+    def read_into(self, samples, out):
+        if self.how == "replaced":
+            out["x"] = None
+            return
+        if (self.how == "sample" and 4 in samples) or (self.how == "together" and len(samples) > 1):
+            raise ValueError("no such row")
+        super().read_into(samples, out)
+
+    def column(self, name):
+        if self.how == "column":
+            raise KeyError(name)
+        return super().column(name)
+
+    def __reduce_ex__(self, protocol):
+        if self.how == "pickled":
+            raise TypeError("cannot pickle 'sqlite3.Connection' object")
+        return super().__reduce_ex__(protocol)
+
+    def close(self):
+        if self.how == "closed" and not hasattr(self, "_closed"):
+            self._closed = True
+            raise OSError("closed")
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("length", "__len__ returns a whole number; here it raised TypeError: "),
+        ("replaced", "read_into replaced out['x']; fill the array"),
+        ("sample", "read_into reads sample 4; here it raised ValueError: no such row"),
+        ("together", "read_into reads 9 samples together, not only each alone; here it raised ValueError"),
+        (
+            "column",
+            "locate, chunks, parts, places, fingerprint, ids and column describe all samples; here it raised Key",
+        ),
+        ("pickled", "a source can be pickled, without the connections and open files that it opens again; here it r"),
+        ("closed", "close can be called twice; here it raised OSError: closed"),
+    ],
+)
+def test_an_error_of_the_source_names_the_promise_and_the_sample(how, said):
+    with pytest.raises(AssertionError, match=re.escape(said)) as caught:
+        check_contract(Breaks(how))
+    assert how == "replaced" or caught.value.__cause__ is not None
