@@ -29,9 +29,11 @@ class Lazy:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._module: Any = None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self._name), name)
+        self._module = self._module or importlib.import_module(self._name)
+        return getattr(self._module, name)
 
 
 # What the names of the threads of this package begin with.

@@ -34,7 +34,7 @@ from lit_async_data.sources.hdf5.parts.stored_field import (
 from lit_async_data.sources.hdf5.schema.categories import Coded, Conversion, enumerated, find_coded, numbered
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 from lit_async_data.sources.hdf5.schema.field import Field, chosen_groups
-from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset, Tables, in_group, member_of, members
+from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset, in_group, member_of, members
 from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, as_source_errors, h5py, open_h5py
 from lit_async_data.sources.hdf5.storage.open_file import ExternalFiles, FileIdentity
 
@@ -296,10 +296,9 @@ class StoredPart:
 def inspect_file(path: str, request: PartRequest, cache: IndexCache) -> tuple[FileIdentity, list[StoredPart]]:
     with as_source_errors(path, "cannot be read", file=path), open_h5py(path) as file:
         identity = FileIdentity.of(os.stat(path))
-        tables: Tables = {}
+        first = OpenGroup(file, path, "/", cache, request.allow_external)
         groups = chosen_groups(file, path, request.group, allow_external=request.allow_external)
-        opened = [OpenGroup(file, path, group, cache, request.allow_external, tables) for group in groups]
-        return identity, [_inspect_part(group, request) for group in opened]
+        return identity, [_inspect_part(first.beside(group), request) for group in groups]
 
 
 def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:

@@ -213,7 +213,7 @@ def _inspect_numbers(group: OpenGroup, field: Field, layout: str | None, where: 
     if field.lookup is not None:
         stored = _row_numbers(group, field.lookup, where)
         table = _lookup_table(group, looked_up, field.column, where)
-    dataset: Any = group.file[looked_up.name]
+    dataset = group.node(looked_up.name)
     packing = _packing(dataset, field, where) if field.mask_and_scale else None
     native = ((stored.member or stored).dtype if table is None else table.dtype).newbyteorder("=")
     row = dataclasses.replace(row, dtype=packing.dtype if packing else native)

@@ -48,6 +48,12 @@ class OpenGroup:
     cache: IndexCache
     allow_external: bool
     tables: Tables = dataclasses.field(default_factory=dict)  # lookup tables that have been read so far
+    verified: set[str] = dataclasses.field(default_factory=set)  # types whose values are at their offsets
+    _nodes: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def beside(self, group: str) -> OpenGroup:
+        """Another group of the file, which knows what has been read of it."""
+        return dataclasses.replace(self, group=group, _nodes={})
 
     def name(self, given: str) -> str:
         return given if given.startswith("/") or self.group == "/" else f"{self.group.strip('/')}/{given}"
@@ -58,11 +64,13 @@ class OpenGroup:
 
     def node(self, name: str) -> Any:
         """The object with this name, or None. `inspect_dataset` says what is wrong with a missing one."""
-        self._check_links(name)
-        try:
-            return self.file.get(name)
-        except LIBRARY_ERRORS:
-            return None
+        if name not in self._nodes:
+            self._check_links(name)
+            try:
+                self._nodes[name] = self.file[name]
+            except LIBRARY_ERRORS:
+                self._nodes[name] = None
+        return self._nodes[name]
 
     def whole(self, name: str, what: str) -> h5py.Dataset:
         """A dataset that is read as a whole; messages begin with ``what``: ``"rows: "``."""
@@ -94,8 +102,9 @@ class OpenGroup:
         With ``images``, its rows hold bytes; they, or references to them in the global heap, become uint8 on an axis.
         With ``in_heap``, so do references to values of variable length, and compound values.
         """
-        self._check_links(name)
-        dataset = open_dataset(self.file, self.path, name, ADVICE)
+        dataset = self.node(name)
+        if not isinstance(dataset, h5py.Dataset):
+            dataset = open_dataset(self.file, self.path, name, ADVICE)
         context = context_of(self.path, name)
         external = external_files(dataset, self.file, name, allowed=self.allow_external)
         path_to, kind = find_member(dataset, member, context)
@@ -125,7 +134,7 @@ class OpenGroup:
             record, size = stored_type(dataset, dataset.id.get_type())
             taken, elements = Member(path_to, elements, record, spec), np.dtype(np.uint8)
             spec = FieldSpec((*shape[:axis], *shape[axis + 1 :], size), elements)
-        offset, index, slow = _place(dataset, self.cache, context, external)
+        offset, index, slow = _place(dataset, self, context, external)
         if member or ((images or in_heap) and len(shape) == 1):
             shape = (*shape, spec.shape[-1])
             index = index and _of_bytes(index, shape[-1])
@@ -434,19 +443,20 @@ def image_format(dataset: h5py.Dataset) -> str:
 
 
 def _place(
-    dataset: h5py.Dataset, cache: IndexCache, context: dict[str, Any], external: ExternalFiles
+    dataset: h5py.Dataset, group: OpenGroup, context: dict[str, Any], external: ExternalFiles
 ) -> tuple[int | None, ChunkIndex | None, str | None]:
     """Where the values of a dataset are: their offset, or the index of chunks; or else why h5py must read them."""
     if external:
         return None, None, "other files hold its values"
-    offset = dataset.id.get_offset()
-    offset = None if offset == dataset.file.userblock_size - 1 else offset  # if none was ever written
+    offset, head = dataset.id.get_offset(), group.file.userblock_size
+    offset = None if offset == head - 1 else offset  # if none was ever written
     if offset is not None and dataset.chunks is None and in_one_file(dataset):
-        _check_offset(dataset, offset, context)
-        if has_numpy_layout(dataset) and _is_verified(dataset, offset):
+        _check_offset(offset, head, context)
+        if has_numpy_layout(dataset) and (dataset.dtype.str in group.verified or _is_verified(dataset, offset)):
+            group.verified.add(dataset.dtype.str)
             return int(offset), None, None
     reason = unsupported_reason(dataset)
-    index = None if reason else index_of(dataset, cache)
+    index = None if reason else index_of(dataset, group.cache)
     if index is not None:
         return None, index, None
     check_unindexed(dataset)
@@ -456,9 +466,9 @@ def _place(
     return None, None, None if reason == NOT_INSTALLED else reason or "its chunks do not match its index"
 
 
-def _check_offset(dataset: h5py.Dataset, offset: int, context: dict[str, Any]) -> None:
+def _check_offset(offset: int, head: int, context: dict[str, Any]) -> None:
     """Raise `CorruptError` if contiguous values begin in the head of the file, which h5py would return as values."""
-    if offset <= dataset.file.userblock_size:
+    if offset <= head:
         what = f"its values begin at byte {offset}, in the head of the file; the file is damaged: restore it"
         raise CorruptError(f"{what}, or write the dataset again from what can be read of it", **context)
 

@@ -150,3 +150,24 @@ def test_the_largest_field_groups_or_a_compressed_one_of_a_tenth_of_its_bytes(h5
     y = {"data": numbered((100, columns)), "chunks": (10, columns), **GZIP}
     (part,) = parts_of(h5(x=numbered((100, 80)), y=y), {"x": "x", "y": "y"})
     assert grouping_key(part) == key
+
+
+def test_each_name_in_a_group_is_looked_up_once(tmp_path, monkeypatch):
+    groups = 50
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for number in range(groups):
+            file[f"data/{number}/x"], file[f"data/{number}/y"] = np.zeros((3, 2)), np.arange(3)
+    asked = []
+
+    def counted(look):
+        def looked(*given, **options):
+            asked.append(given)
+            return look(*given, **options)
+
+        return looked
+
+    for name in ("get", "__getitem__"):
+        monkeypatch.setattr(h5py.Group, name, counted(getattr(h5py.Group, name)))
+    source = HDF5Source(str(tmp_path / "x.h5"), {"x": "x", "y": "y"}, group="data/*")
+    assert len(source) == 3 * groups
+    assert len(asked) <= 5 * groups  # x, y, the group, and the group that would hold names of categories
