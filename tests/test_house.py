@@ -40,7 +40,7 @@ MOST_LINES = 700
 LEAST_TESTED_LINES = 100
 # The most lines of each room.
 BUDGET = {
-    ".": 1410,
+    ".": 1480,
     "batch": 1060,
     "conf": 30,
     "engine": 540,
@@ -53,18 +53,18 @@ BUDGET = {
     "engine/resources": 610,
     "lightning": 2460,
     "order": 1650,
-    "sources": 770,
+    "sources": 820,
     "sources/composed": 1210,
-    "sources/contract": 1090,
+    "sources/contract": 1100,
     "sources/hdf5": 420,
     "sources/hdf5/index": 540,
     "sources/hdf5/parts": 1920,
     "sources/hdf5/readers": 1640,
-    "sources/hdf5/schema": 1690,
+    "sources/hdf5/schema": 1720,
     "sources/hdf5/storage": 1070,
     "sources/images": 1030,
-    "sources/manifest": 1650,
-    "sources/table": 1580,
+    "sources/manifest": 1660,
+    "sources/table": 1590,
     "tools": 1770,
 }
 MOST_README_LINES = 15

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,10 +37,15 @@ def first_good(count: int, attempt: Callable[[int], T], advice: str = "") -> T:
 
 
 def check_source(name: str, given: object, kinds: str = "a source") -> None:
-    if not isinstance(given, Source):
-        raise ConfigError(
-            f"{given!r} is not {kinds}; build one, as in HDF5Source('data.h5') or DatasetSource(dataset)", name
-        )
+    if isinstance(given, Source):
+        return
+    what = f"{given!r} is not {kinds}"
+    several = list(given.values() if isinstance(given, Mapping) else given) if isinstance(given, Collection) else []
+    if several and all(isinstance(each, Source) for each in several):
+        raise ConfigError(f"{what}, but several; ConcatSource([…]) makes one of them, weights= mixes them", name)
+    if isinstance(given, type) and issubclass(given, Source):
+        raise ConfigError(f"{what}, but a class; call it: {given.__name__}(…)", name)
+    raise ConfigError(f"{what}; build one, as in HDF5Source('data.h5') or DatasetSource(dataset)", name)
 
 
 def check_same(sources: Sequence[Source], number: int) -> None:

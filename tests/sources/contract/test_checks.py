@@ -47,7 +47,9 @@ def test_sources_that_differ_are_refused_by_name():
 )
 def test_what_is_no_source_is_refused_with_what_to_do(use):
     for given, said in (
-        (Squares, r"^\w+: .*Squares'> is not a source.*; build one"),
+        (Squares, r"^\w+: .*Squares'> is not a source, but a class; call it: Squares\(…\)"),
+        ([Squares(), Squares()], r"^\w+: .* is not a source, but several; ConcatSource\(\[…\]\) makes one of them"),
+        ({"a": Squares()}, r"^\w+: .* is not a source, but several; ConcatSource"),
         ("a.h5", r"^\w+: 'a\.h5' is not a source.*; build one, .*HDF5Source\('data\.h5'\)"),
         (TensorDataset(torch.zeros(3)), r"^(train|sources?): .* is not a source.*DatasetSource\(dataset\)"),
     ):

@@ -354,8 +354,9 @@ def unsupported_reason(dataset: h5py.Dataset) -> str | None:
     chunked = dataset.chunks is not None
     shapes = list(zip(dataset.shape, dataset.chunks or (), strict=chunked))
     reasons = {
-        "it is not chunked": not chunked,
         "its values are not stored as numpy has them": not has_numpy_layout(dataset),
+        "none of its values was ever written": not chunked and dataset.id.get_storage_size() == 0,
+        "its values lie elsewhere than libhdf5 says": not chunked,
         "it has filters that only libhdf5 decodes": any(each.codec is None for each in filters)
         or sum(each.changes_size for each in filters) > 1,
         # An edge chunk that was never filtered would look like one that was.
