@@ -417,11 +417,12 @@ def flag(name: str, given: object) -> None:
 
 def whole(name: str, given: Any, least: int, most: int | None = None) -> int:
     is_whole = isinstance(given, numbers.Integral) and not isinstance(given, bool)
-    if not is_whole or given < least or (most is not None and given > most):
+    number = int(given) if is_whole else least - 1
+    if number < least or (most is not None and number > most):
         raise ConfigError(
             f"{given!r} is not a whole number from {least} {'on' if most is None else f'to {most}'}", name
         )
-    return int(given)
+    return number
 
 
 def non_negative_int(name: str, given: int) -> int:

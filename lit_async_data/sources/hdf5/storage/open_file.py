@@ -88,6 +88,9 @@ ExternalFiles = tuple[tuple[str, FileIdentity], ...]
 MOST_LINKS = 64
 
 
+_HARD = 0  # H5L_TYPE_HARD
+
+
 def refuse_external_link(file: h5py.File, name: str) -> None:
     """Refuse a name that leads into another file, before libhdf5 opens that: a pipe would block it for ever."""
     here, context = file.filename, context_of(file.filename, name)
@@ -98,7 +101,7 @@ def refuse_external_link(file: h5py.File, name: str) -> None:
             continue
         at = f"{place}/{part}"
         try:
-            hard = file.id.links.get_info(at.encode(errors="surrogateescape")).type == h5py.h5l.TYPE_HARD
+            hard = file.id.links.get_info(at.encode(errors="surrogateescape")).type == _HARD
             link: Any = None if hard else file.get(at, getlink=True)  # takes 20 times as long
         except LIBRARY_ERRORS:
             return  # opening it will say why
