@@ -44,7 +44,7 @@ BUDGET = {
     "batch": 1060,
     "conf": 30,
     "engine": 540,
-    "engine/device": 1250,
+    "engine/device": 1260,
     "engine/hooks": 670,
     "engine/loader": 1780,
     "engine/pipeline": 1140,

@@ -80,6 +80,7 @@ class Feed:
     ready: int  # batches that have been read and wait on the host
     forked: bool  # whether this process is a fork of the one that built the feed: its threads do not exist here
     has_room: bool  # whether `get` can succeed before any batch is released
+    how = ""  # slots and batches in each, where ``depth`` is their product; for people
 
     @property
     def depth(self) -> int:
@@ -181,6 +182,10 @@ class SlotFeed(Feed):
     @property
     def depth(self) -> int:
         return self._slots * self._coalesced
+
+    @property
+    def how(self) -> str:  # type: ignore[override]
+        return f" ({self._slots} × {self._coalesced})" if self._coalesced > 1 else ""
 
     def follow(self, schedule: Schedule) -> None:
         self.pipeline.follow(schedule)

@@ -65,7 +65,7 @@ class Engine:
     def fill(self) -> str:
         feed, queue = self.feed, self.queue
         # There is one slot more than the depth, for the batch that is being handed out.
-        host = f"host {min(feed.ready, feed.depth)}/{feed.depth}" if feed.depth else ""
+        host = f"host {min(feed.ready, feed.depth)}/{feed.depth}{feed.how}" if feed.depth else ""
         device = f"device {queue.ready}/{queue.depth}" if self.copies and queue.depth else ""
         return f"{host} {device}".strip() or "no queue"
 
@@ -370,7 +370,7 @@ class BaseLoader(BatchIterator):
 
     @property
     def fill(self) -> str:
-        """How full the queues are at this moment, such as ``"host 3/4 device 2/2"``."""
+        """How full the queues are at this moment, as ``"host 60/80 (4 × 20) device 2/2"``, if 4 slots hold 20 each."""
         engine = self._run.engine  # read once: another thread may close the loader
         return "no queue" if engine is None else engine.fill
 

@@ -138,6 +138,8 @@ def test_a_full_queue_is_shown_as_full_however_many_batches_are_read_together(mo
         pipeline = loader._run.engine.feed.pipeline
         until(pipeline, lambda: pipeline.ready >= 3)
         assert loader.fill == "host 3/3"
+        loader._run.engine.feed._coalesced = 20  # as after a slot of small batches
+        assert loader.fill.endswith("/60 (3 × 20)")
 
 
 def test_threads_need_not_be_asked_after_each_batch(monkeypatch):
