@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset
 
-from lit_async_data.engine.loader.async_loader import AsyncLoader
-from lit_async_data.engine.prefetch.loader import PrefetchedLoader
 from lit_async_data.engine.resources.plan import cores
-from lit_async_data.engine.stats import Wait
+from lit_async_data.engine.stats import LoaderStats, Wait
+from lit_async_data.sources.composed.composed import ComposedSource
+from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.stage_clock import NO_WORK, Work
 
 # A loop that waits for less than this share of the time, or had to wait for fewer of its batches, has its data.
@@ -20,6 +20,7 @@ KEEPS_UP = 0.02
 # Readers that take less than this share of a step's time per batch could keep up: a batch is late now and then.
 IDLE = 0.85
 QUEUE_DEPTH = 8  # what is advised, and no more
+PACKED = "lit_async_data.sources.hdf5.", "lit_async_data.sources.manifest."  # whose files ``pack`` reads
 STAGES = "read", "decode", "transform", "copy"
 
 CAUSES = {
@@ -40,17 +41,21 @@ HINTS = {
     "workers": "; set {prefix}workers={value}",
     "auto": "; set {prefix}workers=auto, which keeps as many as help",
     "process": "; set {prefix}worker_kind=process",
+    "processes": "; set {prefix}worker_kind=process and {prefix}workers=auto",
     "queue_depth": "; set {prefix}queue_depth={value}",
     "shuffle": "; set {prefix}shuffle=chunk, which decodes each chunk once",
     "pack": "; python -m lit_async_data pack writes a file that is read faster",
     "num_workers": "; set its num_workers={value}",
+    "persistent": "; set its persistent_workers=True, which keeps its workers from pass to pass",
     "source": "; have HDF5Source or ManifestSource read its files",
     "bytes": "; hand over fewer bytes, such as uint8, and convert them in device_transform",
     "batch_size": "; make batch_size larger",
     "batch_transform": "; as batch_transform, in numpy, the readers run it",
 }
 
-Loader = AsyncLoader | PrefetchedLoader
+# Shorter loops mostly begin and end, and show nothing of their readers.
+LEAST_S, LEAST_STEPS = 1.0, 20
+Loader = Any  # an `AsyncLoader` or a `PrefetchedLoader`, which both import this module
 Hint = tuple[str, int]
 NONE: Hint = ("", 0)
 
@@ -62,6 +67,7 @@ class Verdict(NamedTuple):
     hint: str = ""  # a key of `HINTS`
     value: int = 0
     work: Work = NO_WORK
+    begins: bool = False  # whether the first batch took most of the wait, and ``cause`` is that of the rest
 
     def sentence(self, who: str, total: str, prefix: str = "loader.") -> str:
         """In words: who waited, of how long, and what the options of the loader begin with."""
@@ -71,14 +77,16 @@ class Verdict(NamedTuple):
         shares = f" ({', '.join(parts)})" if self.cause in STAGES and parts else ""
         hint = HINTS[self.hint].format(prefix=prefix, value=self.value)
         waited = "spent" if self.cause == "device" else "waited"
-        return f"{who} {waited} {100 * self.share:.1f} % of {total}{CAUSES[self.cause]}{shares}{hint}"
+        cause = CAUSES[self.cause]
+        cause = f"{CAUSES['first']}; after it{cause.removeprefix(' for data')}" if self.begins else cause
+        return f"{who} {waited} {100 * self.share:.1f} % of {total}{cause}{shares}{hint}"
 
 
 class Watch:
     """What happens to the loaders that one loop takes its batches from, after this was made."""
 
-    def __init__(self, loaders: Sequence[Loader]) -> None:
-        self._before = [(loader, loader.stats()) for loader in loaders]
+    def __init__(self, loaders: Sequence[Loader], before: Sequence[LoaderStats] = ()) -> None:
+        self._before = [*zip(loaders, before or [loader.stats() for loader in loaders], strict=True)]
         self._began_s = time.perf_counter()
 
     def verdict(self, total_s: float | None = None) -> Verdict:
@@ -102,28 +110,31 @@ def explained(loader: Loader, waited: Wait, work: Work, workers: int, in_loop_s:
         return Verdict(waited, in_loop_s / waited.total_s, "device", "batch_transform")
     if waited.share < KEEPS_UP:
         return Verdict(waited, waited.share)
-    if waited.gap_s > waited.wait_s:
-        return Verdict(waited, waited.share, "first")
-    cause = _cause(loader, waited, work, workers)
-    if isinstance(loader, AsyncLoader):
-        return Verdict(waited, waited.share, cause, *_hint(cause, loader, waited, work, workers), work)
-    return Verdict(waited, waited.share, cause, *_hint_of_others(cause, loader.loader), work)
+    begins = waited.gap_s > waited.wait_s
+    only_begins = begins and waited.wait_s < KEEPS_UP * waited.total_s
+    cause = "first" if only_begins else _cause(loader, waited, work, workers)
+    of_others = loader._foreign  # noqa: SLF001
+    hint = _hint_of_others(cause, loader.loader) if of_others else _hint(cause, loader, waited, work, workers)
+    return Verdict(waited, waited.share, cause, *hint, work, begins and not only_begins)
 
 
 def _cause(loader: Loader, waited: Wait, work: Work, workers: int) -> str:
     readers_s = work.seconds / max(workers, 1)
-    in_loop = loader.footprint.workers.kind == "caller" if isinstance(loader, AsyncLoader) else not loader.device_depth
+    of_others = loader._foreign  # noqa: SLF001
+    in_loop = not loader.device_depth if of_others else loader.footprint.workers.kind == "caller"
     first = {
         "caller": in_loop,
         "copy": work.copy_s > max(waited.busy_s, readers_s),
         "handover": work.starved < KEEPS_UP * waited.steps,
-        "foreign": not isinstance(loader, AsyncLoader),
+        "foreign": of_others,
         "late": readers_s < IDLE * waited.busy_s,
     }
     return next((cause for cause, holds in first.items() if holds), max(STAGES[:3], key=lambda s: getattr(work, s)[0]))
 
 
 def _hint_of_others(cause: str, loader: object) -> Hint:
+    if cause == "first" and getattr(loader, "num_workers", 0) > 0 and not getattr(loader, "persistent_workers", True):
+        return "persistent", 0
     if cause != "foreign":
         return {"copy": ("bytes", 0), "handover": ("batch_size", 0)}.get(cause, NONE)
     # Once: what two of them do side by side does not show whether a third would help.
@@ -133,22 +144,33 @@ def _hint_of_others(cause: str, loader: object) -> Hint:
     return ("source", 0) if mapped else NONE
 
 
-def _hint(cause: str, loader: AsyncLoader, waited: Wait, work: Work, workers: int) -> Hint:
+def _hint(cause: str, loader: Loader, waited: Wait, work: Work, workers: int) -> Hint:
     options, plan, layout, most = loader.options, loader.footprint, loader.source.chunks, cores(loader.local_world_size)
     python = cause == "transform" or layout.reading in ("python", "locked")
+    idle = cause == "read" and work.cpu_s < work.seconds / 2  # neither a core nor the GIL keeps them
     # Readers that wait for storage need no core each. A count beyond that of `auto` was given, as this advises once.
-    waits = cause == "read" and work.cpu_s < work.seconds / 2 and not python and layout.reading != "opened"
-    more = min(max(math.ceil(work.seconds / max(waited.busy_s, 1e-9)), workers + 1), max(most, 2))
+    # A second one under a lock waits for the first, and files that are fetched ahead are in memory.
+    waits = idle and layout.reading != "locked" and not (layout.reading == "opened" and layout.ahead)
+    # One process takes the GIL from the loop; several take it from each other, too.
+    few = options.workers != "auto" and options.workers < most and (cause == "transform" or layout.reading == "python")
+    more = min(max(math.ceil(work.seconds / max(waited.busy_s, 1e-9)), workers + 1, 2), max(most, 2))
     first = {
         ("bytes", 0): cause == "copy",
         ("batch_size", 0): cause == "handover",
         ("workers", 1): cause == "caller" and options.workers == 0,
         ("queue_depth", QUEUE_DEPTH): cause == "late" and options.queue_depth < QUEUE_DEPTH,
         NONE: cause not in STAGES,
-        ("process", 0): python and plan.workers.kind == "thread" and options.worker_kind == "thread" and most > 1,
+        ("processes" if few else "process", 0): python and not idle and options.worker_kind == "thread" and most > 1,
         ("shuffle", 0): cause == "decode" and plan.amplification > 1.5 and loader.order.shuffle == "global",
         ("auto", 0): options.workers != "auto" and workers < plan.workers.by_auto,
         ("workers", more): waits and workers < more and workers <= plan.workers.by_auto,
-        ("pack", 0): (cause == "decode" or layout.reading in ("opened", "locked")) and not layout.random,
+        ("pack", 0): (cause == "decode" or layout.reading in ("opened", "locked")) and _packs(loader.source),
     }
     return next((hint for hint, holds in first.items() if holds), NONE)
+
+
+def _packs(source: Source) -> bool:
+    """Whether ``pack`` reads what this source reads: it takes none of the user's own, and no random crops."""
+    if isinstance(source, ComposedSource):
+        return all(map(_packs, source.inside))
+    return type(source).__module__.startswith(PACKED) and not source.chunks.random

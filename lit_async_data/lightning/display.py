@@ -14,7 +14,7 @@ from tqdm import tqdm
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.resources.memory import readable
 from lit_async_data.engine.stats import LoaderStats, Wait
-from lit_async_data.engine.verdict import Loader, Verdict, Watch
+from lit_async_data.engine.verdict import LEAST_S, LEAST_STEPS, Loader, Verdict, Watch
 from lit_async_data.lightning.compat import Replacement, pl, rank_zero_only
 from lit_async_data.lightning.loops import driven_loaders
 from lit_async_data.options import Balanced
@@ -82,8 +82,6 @@ def _with_fill(get_metrics: Any, trainer: pl.Trainer, pl_module: pl.LightningMod
 
 STAGES = {"val": "validation", "test": "test", "predict": "prediction"}
 
-# Shorter loops mostly begin and end, and show nothing of their readers.
-LEAST_S, LEAST_STEPS = 1.0, 20
 # A sentence is repeated only if its share has changed by at least this since the last time.
 NOTICEABLE = 0.1
 

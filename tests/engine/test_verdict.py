@@ -22,10 +22,11 @@ STEPS = 100
 def cores(monkeypatch):
     for module in ("engine.verdict", "engine.resources.plan"):
         monkeypatch.setattr(f"lit_async_data.{module}.cores", lambda _=None: 4)
+    monkeypatch.setattr("lit_async_data.engine.verdict.PACKED", ("lit_async_data.",))  # as if a test's source had files
 
 
-def loader_of(reading="copied", *, random=False, hook=None, **options):
-    source = ArraySource({"x": np.zeros(8)}, chunks=StorageLayout(reading=reading, random=random))
+def loader_of(reading="copied", *, random=False, ahead=False, hook=None, **options):
+    source = ArraySource({"x": np.zeros(8)}, chunks=StorageLayout(reading=reading, random=random, ahead=ahead))
     return lad.AsyncLoader(source, {"batch_size": 4, **options}, sample_transform=hook)
 
 
@@ -58,14 +59,19 @@ AUTO_4 = {"reading": "decoded", "worker_kind": "thread"}  # `auto` would take fo
         ({}, {"read": 0.09}, ("read", "workers", 4)),
         ({}, {"read": 0.03, "cpu": 0.02}, ("read", "", 0)),
         ({"workers": 2}, {"read": 0.09, "workers": 2}, ("read", "", 0)),
-        ({"reading": "opened"}, {"read": 0.02}, ("read", "pack", 0)),
-        ({"reading": "opened", "random": True}, {"read": 0.02}, ("read", "", 0)),
+        ({"reading": "opened", "ahead": True}, {"read": 0.02}, ("read", "pack", 0)),
+        ({"reading": "opened", "ahead": True, "random": True}, {"read": 0.02}, ("read", "", 0)),
+        ({"reading": "opened", "workers": 1}, {"read": 0.02}, ("read", "workers", 2)),
         (AUTO_4 | {"workers": 1}, {"decode": 0.018}, ("decode", "auto", 0)),
         (AUTO_4 | {"workers": 4}, {"decode": 0.09, "workers": 4}, ("decode", "pack", 0)),
         (AUTO_4, {"decode": 0.09}, ("decode", "pack", 0)),
         (AUTO_4 | {"random": True}, {"decode": 0.09}, ("decode", "", 0)),
-        (THREAD | {"hook": unchanged}, {"transform": 0.02}, ("transform", "process", 0)),
-        (THREAD | {"reading": "python"}, {"read": 0.02}, ("read", "process", 0)),
+        (THREAD | {"hook": unchanged}, {"transform": 0.02}, ("transform", "processes", 0)),
+        (THREAD | {"hook": unchanged, "workers": 4}, {"transform": 0.02, "workers": 1}, ("transform", "process", 0)),
+        (THREAD | {"reading": "python"}, {"read": 0.02, "cpu": 0.02}, ("read", "processes", 0)),
+        (THREAD | {"reading": "python"}, {"read": 0.02}, ("read", "workers", 2)),
+        (THREAD | {"reading": "locked"}, {"read": 0.02, "cpu": 0.02}, ("read", "process", 0)),
+        (THREAD | {"reading": "locked"}, {"read": 0.02}, ("read", "pack", 0)),
         (THREAD | {"reading": "locked"}, {"decode": 0.02}, ("decode", "process", 0)),
         pytest.param(
             PROCESS | {"hook": unchanged}, {"transform": 0.02}, ("transform", "auto", 0), marks=pytest.mark.processes
@@ -81,7 +87,8 @@ AUTO_4 = {"reading": "decoded", "worker_kind": "thread"}  # `auto` would take fo
         ({}, {"read": 0.005, "wait_s": 0.2}, ("late", "queue_depth", 8)),
         ({"queue_depth": 8}, {"read": 0.005, "wait_s": 0.2}, ("late", "", 0)),
         ({}, {"read": 0.005, "wait_s": 0.1, "starved": 1}, ("handover", "batch_size", 0)),
-        ({}, {"read": 0.005, "wait_s": 0.1, "gap_s": 1.0}, ("first", "", 0)),
+        ({}, {"read": 0.005, "wait_s": 0.01, "gap_s": 1.0}, ("first", "", 0)),
+        ({}, {"read": 0.03, "gap_s": 3.0}, ("read", "workers", 3)),
     ],
 )
 def test_the_slow_stage_is_named_with_the_first_change_that_can_help(kind, measured, verdict):
@@ -181,3 +188,161 @@ def test_of_several_loaders_the_one_that_was_waited_for_longest_is_described(now
     assert watch.verdict().waited == Wait(3, wait_s=2 + 6 + 2, gap_s=2 + 3 + 2, busy_s=5)
     assert watch.verdict(total_s=20.0).waited.busy_s == 3.0
     assert Watch([]).verdict(1.0).cause == "loop"
+
+
+def test_a_long_first_batch_hides_nothing_of_the_rest():
+    found = waits(loader_of(), read=0.03, gap_s=3.0)
+    assert found.sentence("the loop", "6.0 s", "") == (
+        "the loop waited 83.3 % of 6.0 s for data, mostly for the first batch; after it, mostly for reading "
+        "(read 100 %); set workers=3"
+    )
+
+
+def test_only_files_of_this_package_are_to_be_packed(monkeypatch):
+    monkeypatch.undo()
+    for kind in ({"reading": "locked"}, {"reading": "decoded", "workers": 9}):
+        assert waits(loader_of(worker_kind="process", **kind), decode=0.9, workers=9).hint == ""
+
+
+def test_workers_of_a_dataloader_that_start_with_each_epoch_are_to_stay():
+    for persistent, hint in ((False, "persistent"), (True, "")):
+        loader = DataLoader(range(10), num_workers=1, persistent_workers=persistent)
+        found = waits(lad.prefetched(loader, device="cpu"), read=0.005, wait_s=0.01, gap_s=1.0)
+        assert (found.cause, found.hint) == ("first", hint)
+
+
+def wait_s(loader, *, step=0.01, read=0.0, decode=0.0, transform=0.0, cpu=0.0):
+    """A model of a step: seconds that it waits for the workers of a loader's real plan.
+
+    A lock, and the GIL for Python code, are held by one worker of a process; a thread of this process has the GIL only
+    while a step does not.
+    """
+    plan, reading = loader.footprint, loader.source.chunks.reading
+    workers = plan.workers
+    seconds = read + decode * plan.amplification + transform
+    if workers.kind == "caller":
+        return seconds
+    python = transform > 0 or (reading in ("python", "locked") and cpu > 0)
+    if python and workers.kind == "thread":
+        return seconds
+    alone = reading == "locked" or (python and not workers.apart)
+    return max(seconds / (1 if alone else max(workers.most, 1)) - step, 0.0)
+
+
+FOLLOWED = {
+    "workers": lambda value: {"workers": value},
+    "auto": lambda _: {"workers": "auto"},
+    "process": lambda _: {"worker_kind": "process"},
+    "processes": lambda _: {"worker_kind": "process", "workers": "auto"},
+}
+SLOW = {
+    "a slow disk under a source of one's own": ({"reading": "opened", "workers": 1}, {"read": 0.024}),
+    "a slow disk, in a thread": ({"reading": "opened"} | THREAD, {"read": 0.024}),
+    "a slow disk under Python code": ({"reading": "python"} | THREAD, {"read": 0.024}),
+    "decoding": (AUTO_4 | {"workers": 1}, {"decode": 0.024}),
+    "a transform": ({"hook": unchanged} | THREAD, {"transform": 0.024}),
+    "Python code under the GIL": ({"reading": "python"} | THREAD, {"read": 0.024, "cpu": 0.024}),
+    "libhdf5's lock": ({"reading": "locked"} | THREAD, {"read": 0.024, "cpu": 0.024}),
+    "reading in the loop": ({"workers": 0}, {"read": 0.024}),
+}
+
+
+@pytest.mark.parametrize("what", SLOW)
+@pytest.mark.processes
+def test_who_follows_the_change_waits_less(what):
+    kind, stages = SLOW[what]
+    workers = 0 if kind.get("workers") == 0 else 1
+    found = waits(loader_of(**kind), workers=workers, wait_s=2.0, **stages)
+    changed = kind | FOLLOWED[found.hint](found.value)
+    with contextlib.closing(loader_of(**kind)) as before, contextlib.closing(loader_of(**changed)) as after:
+        assert wait_s(after, **stages) < wait_s(before, **stages)
+
+
+def test_who_hands_over_fewer_bytes_waits_less():
+    for copy_s, hint in ((0.02, "bytes"), (0.02 / 4, "")):  # float32, and then uint8
+        found = waits(loader_of(), read=0.001, copy=copy_s)
+        assert (found.hint, found.waited.wait_s > 0) == (hint, bool(hint))
+
+
+def late_s(depth, *, step=10, steps=240):
+    """Milliseconds that a loop waits for one reader, which takes 5 a batch, but 50 for each twelfth."""
+    ended, asked, waited, taken = 0, 0, 0, []
+    for number in range(steps):
+        room = taken[number - depth] if number >= depth else 0  # a slot is free when its batch is taken
+        ended = max(ended, room) + (50 if number % 12 == 11 else 5)
+        waited += max(ended - asked, 0)
+        taken.append(max(ended, asked))
+        asked = taken[-1] + step
+    return waited
+
+
+def test_who_has_a_deeper_queue_waits_less_for_late_batches():
+    loader = loader_of()
+    found = waits(loader, read=0.005, wait_s=late_s(loader.options.queue_depth) / 240 / 1000 * STEPS)
+    assert (found.cause, found.hint) == ("late", "queue_depth")
+    assert late_s(found.value) < late_s(loader.options.queue_depth)
+
+
+def test_who_shuffles_by_chunks_decodes_less(h5, monkeypatch):
+    monkeypatch.setattr("lit_async_data.sources.hdf5.readers.part_reader.RECENT_BYTES", 0)  # more than that is stored
+    path = h5("z.h5", labels=np.arange(256), data={"data": np.zeros((256, 50)), "chunks": (8, 50), "compression": 1})
+    options = {"batch_size": 16, "cache_bytes": 0} | THREAD
+    with contextlib.closing(lad.HDF5Source(path)) as source:
+        before, after = (lad.AsyncLoader(source, {"shuffle": shuffle} | options) for shuffle in ("global", "chunk"))
+        with after:
+            assert waits(before, decode=0.02).hint == "shuffle"
+            assert wait_s(after, decode=0.02) < wait_s(before, decode=0.02)
+
+
+def test_who_has_longer_epochs_waits_less_for_their_first_batches():
+    short, long = (waits(loader_of(), read=0.005, wait_s=0.0, gap_s=epochs * 0.1) for epochs in (10, 1))
+    assert (short.cause, long.share < short.share) == ("first", True)
+
+
+def test_who_gives_a_dataloader_workers_is_no_longer_read_in_the_loop(now, monkeypatch):
+    """With ``num_workers=0`` the loop has all the time of reading; a worker takes it to a process of its own."""
+    monkeypatch.setattr(
+        "lit_async_data.engine.prefetch.loader.time", types.SimpleNamespace(perf_counter=lambda: now[0])
+    )
+
+    class Slow:
+        def __len__(self):
+            return 30
+
+        def __getitem__(self, sample):
+            now[0] += 0.05
+            return sample
+
+    for workers, waited in ((0, "50.0 %"), (1, "0.0 %")):
+        with lad.prefetched(DataLoader(Slow(), num_workers=workers), device="cpu") as loader:
+            for _ in loader:
+                now[0] += 0.05
+            assert loader.verdict().startswith(f"the loop waited {waited} of ")
+            if not workers:
+                assert loader.verdict().endswith("mostly for your DataLoader; set its num_workers=2")
+
+
+def test_the_verdict_of_a_loader_is_about_its_last_pass(now, monkeypatch):
+    monkeypatch.setattr(
+        "lit_async_data.engine.prefetch.loader.time", types.SimpleNamespace(perf_counter=lambda: now[0])
+    )
+
+    def read_into(self, samples, out):
+        now[0] += 0.05 * len(samples)
+
+    monkeypatch.setattr(ArraySource, "read_into", read_into)
+    source = ArraySource({"x": np.zeros(40)})
+    options = {"batch_size": 1, "workers": 0, "shuffle": False}
+    with lad.AsyncLoader(source, options) as own, lad.prefetched(DataLoader([0] * 40), device="cpu") as others:
+        assert own.verdict().startswith("too little to say of 0 batches in 0.0 s: a verdict takes 20 batches and 1 s")
+        for step_s, share in ((0.05, "50.0"), (0.15, "25.0")):
+            for _ in own:
+                now[0] += step_s
+            now[0] += 100.0  # between two passes
+            assert own.verdict().startswith(f"the loop waited {share} % of ")
+        assert own.verdict() == (
+            "the loop waited 25.0 % of 8.0 s for data: it reads by itself, and nothing is read ahead; set workers=1"
+        )
+        for _ in others:
+            now[0] += 0.1
+        assert others.verdict() == "the loop waited 0.0 % of 4.0 s for data: data keep up"

@@ -233,12 +233,13 @@ class AsyncLoader(BaseLoader):
             engine.feed.check()  # without another call: this is asked for each batch
         fill = engine.feed.ready + engine.queue.ready
         if cursor.state.fresh:
+            run.before, run.began_s = self.stats(), started
             engine = self._with_changes(engine)
             self._follow(engine)
             self._wiring.resuming.announce()
         key = cursor.upcoming
         if key is None:
-            cursor.state = cursor.ended
+            run.asked_s, cursor.state = started, cursor.ended
             self._wiring.quarantine.tell()
             raise StopIteration
         after = cursor.after(key)
@@ -253,7 +254,8 @@ class AsyncLoader(BaseLoader):
                     report_once(log, COPYING, error, AsyncDataError)
             if key in self._around:
                 self._wiring.quarantine.handed_out(key.step, cursor.schedule.plan(key.epoch), self._around.pop(key))
-            took_s = time.perf_counter() - started
+            run.asked_s = time.perf_counter()
+            took_s = run.asked_s - started
             run.stats.add(took_s, engine.queue.transform_s, first=key.step == 0, queue_fill=fill)
         except Exception as error:
             if isinstance(error, ReadError | SourceError | TransformError) or getattr(error, "in_its_place", False):

@@ -29,6 +29,7 @@ from lit_async_data.engine.device.feeds import Batch, Feed
 from lit_async_data.engine.device.queues import InlineQueue, StreamQueue
 from lit_async_data.engine.device.transform import Transform
 from lit_async_data.engine.stats import LoaderStats
+from lit_async_data.engine.verdict import LEAST_S, LEAST_STEPS, Watch
 from lit_async_data.errors import ClosedError, WorkerError
 from lit_async_data.options import non_negative_int
 
@@ -107,6 +108,9 @@ class Run:
     unanswered: bool = False  # whether the last request for a batch gave none: it goes on, or ended in an error
     closed: bool = False  # whether the loader is closed for good
     stats: LoaderStats = dataclasses.field(default_factory=LoaderStats)  # without what the engine counts
+    before: LoaderStats = dataclasses.field(default_factory=LoaderStats)  # with it, when the last pass began
+    began_s: float = 0.0  # when that was
+    asked_s: float = 0.0  # when the last request for a batch ended
     # The thread that is inside ``next``, by the key ``"thread"``; empty if none is.
     inside: dict[str, int] = dataclasses.field(default_factory=dict)
 
@@ -234,6 +238,7 @@ class BaseLoader(BatchIterator):
 
     local_world_size: int | None
     _wiring: Any  # a `Wiring`
+    _foreign = False  # whether it reads a loader of others
 
     def _reset(self, device: torch.device | str | None, device_depth: int) -> None:
         self._device = None if device is None else streams.checked_device(device)
@@ -378,6 +383,30 @@ class BaseLoader(BatchIterator):
         """What the loader has handed out, waited for and read so far."""
         engine, stats = self._run.engine, self._run.stats
         return dataclasses.replace(stats) if engine is None or engine.feed.forked else engine.stats(stats)
+
+    def verdict(self) -> str:
+        """Why the loop waited for data in its last pass, or in the one it is in: a sentence as `DevicePrefetcher` logs.
+
+        It counts from the first request for a batch to the last one so far, of the pass that reads ahead; of less than
+        20 batches or 1 s it says that this is too little. docs/training/metrics.md explains each sentence. Any thread
+        may call it; a batch that is taken meanwhile may or may not count.
+
+        Example:
+            >>> import numpy as np
+            >>> from lit_async_data import AsyncLoader
+            >>> from lit_async_data.testing import ArraySource
+            >>> with AsyncLoader(ArraySource({"x": np.zeros(8)}), {"batch_size": 4, "shuffle": False}) as loader:
+            ...     batches = list(loader)
+            ...     loader.verdict().partition(" in ")[0]
+            'too little to say of 2 batches'
+        """
+        run, stats = self._run, self.stats()
+        steps, total_s = stats.batches - run.before.batches, run.asked_s - run.began_s
+        if steps < LEAST_STEPS or total_s < LEAST_S:
+            least = f"a verdict takes {LEAST_STEPS} batches and {LEAST_S:.0f} s of one pass"
+            return f"too little to say of {steps} batches in {total_s:.1f} s: {least}"
+        who = "the loop" if stats.device is None else "the device"
+        return Watch([self], [run.before]).verdict(total_s).sentence(who, f"{total_s:.1f} s", prefix="")
 
     def close(self) -> None:
         """End the threads and give memory back; waits a few seconds at most. Calling it twice is fine.

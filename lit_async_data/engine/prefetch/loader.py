@@ -159,6 +159,7 @@ class PrefetchedLoader(BaseLoader):
     loader: Iterable[Any]
     sharded_by_trainer = False
     counted: Callable[[], int | None] | None = None
+    _foreign = True
     _cursor: Any  # its ``state`` is a `PassState`
     _stateful = False
 
@@ -335,7 +336,7 @@ class PrefetchedLoader(BaseLoader):
 
     def _take(self) -> Taken:
         started, run = time.perf_counter(), self._run
-        engine = self._begin() if self._cursor.state.fresh else self._running()
+        engine = self._begin(started) if self._cursor.state.fresh else self._running()
         at = self._cursor.state
         if at.lost:
             raise ClosedError(
@@ -358,10 +359,12 @@ class PrefetchedLoader(BaseLoader):
                     engine.queue.prefetch(BatchIndex(key.epoch, key.step + 1))
                 except Exception as error:  # noqa: BLE001  # of a later batch, which raises it when it is asked for
                     report_once(log, COPYING, error, AsyncDataError)
-            took_s = time.perf_counter() - started
+            run.asked_s = time.perf_counter()
+            took_s = run.asked_s - started
             run.stats.add(took_s, engine.queue.transform_s, first=key.step == 0, queue_fill=fill)
             state = feed.states.pop(key, None)
         except StopIteration:
+            run.asked_s = time.perf_counter()
             self._cursor.state = at._replace(over=True, state=None)
             engine.rest()
             raise
@@ -372,7 +375,7 @@ class PrefetchedLoader(BaseLoader):
         before = at.state if key.step else feed.begun
         return Taken(batch, at._replace(step=key.step + 1, before=before, state=state))
 
-    def _begin(self) -> Engine:
+    def _begin(self, now_s: float) -> Engine:
         engine, at = self._running(), self._cursor.state
         if at.started and not at.over and self._goes_on(engine):
             if not at.lost:
@@ -403,6 +406,7 @@ class PrefetchedLoader(BaseLoader):
             _feed_of(engine).continued = order.continued(dealt.generator, done)
         self._dealt = dealt
         self._cursor.state = PassState(at.started + 1, fresh=False, counted=counted)
+        self._run.before, self._run.began_s = self.stats(), now_s
         return engine
 
     def _rest(self) -> None:
