@@ -33,6 +33,7 @@ from lit_async_data.sources.local_files import expanded, files_matching, is_patt
 from lit_async_data.sources.manifest.columns import Column, kind_of, kind_of_path
 from lit_async_data.sources.manifest.fields import labels_of
 from lit_async_data.sources.manifest.files import RootDirectory
+from lit_async_data.sources.table.embedded import EmbeddedFiles
 from lit_async_data.sources.table.formats import TextFormat, arrow, is_number, is_text
 from lit_async_data.sources.table.table import Table, column_names, files_of
 from lit_async_data.tools import contents
@@ -290,7 +291,8 @@ def sized_images(suggestion: Suggestion) -> Suggestion:
 
 def _column(table: Table, name: str, root: RootDirectory) -> ColumnReport:
     array, distinct, why = table.array(name), None, ""
-    with contextlib.suppress(arrow().ArrowException):  # lists have no such count
+    # Neither lists nor bytes have such a count.
+    with contextlib.suppress(arrow().ArrowException, TypeError):
         distinct = int(arrow("compute").count_distinct(array).as_py())
     kind: str | None = None
     try:
@@ -299,7 +301,8 @@ def _column(table: Table, name: str, root: RootDirectory) -> ColumnReport:
             kind = "class" if labels_of(Column(name, null="drop"), table).classes else "number"
     except AsyncDataError as error:
         why = error.message
-    shown = dict.fromkeys(str(each) for each in array.slice(0, 1000).drop_null().to_pylist())
+    listed = [] if isinstance(array, EmbeddedFiles) else array.slice(0, 1000).drop_null().to_pylist()
+    shown = dict.fromkeys(map(str, listed))
     examples = tuple(each if len(each) <= _WIDTH else f"…{each[1 - _WIDTH :]}" for each in list(shown)[:_EXAMPLES])
     of = "text" if is_text(array.type) else str(array.type)
     return ColumnReport(name, of, kind, distinct, array.null_count, examples, why)
@@ -348,7 +351,8 @@ class _Columns:
         return found
 
     def values(self, column: ColumnReport) -> list[Any]:
-        return list(self.table.array(column.name).unique().drop_null().to_pylist())
+        array = self.table.array(column.name)
+        return [] if isinstance(array, EmbeddedFiles) else list(array.unique().drop_null().to_pylist())
 
     def target(self, column: ColumnReport) -> Given:
         if column.kind in _FILES:
@@ -357,6 +361,8 @@ class _Columns:
 
     def _root(self, paths: Sequence[str]) -> str:
         """The folder from which paths lead to files, as ``root``; empty for the folder of the table."""
+        if not paths:
+            return ""
         if os.path.isabs(paths[0]):
             above = os.path.commonpath([os.path.dirname(each) for each in paths if os.path.isabs(each)])
             return "" if os.path.commonpath([above, self.folder]) == self.folder else above

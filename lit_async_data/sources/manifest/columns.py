@@ -20,8 +20,9 @@ from lit_async_data.sources.contract.source import Location, Part, Places, numbe
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.images.formats import FORMATS
 from lit_async_data.sources.images.image_shape import ImageShape
-from lit_async_data.sources.local_files import Exclude, StoredSamples, kept_samples
+from lit_async_data.sources.local_files import HEAD_BYTES, Exclude, StoredSamples, kept_samples, mistaken
 from lit_async_data.sources.manifest.files import RootDirectory
+from lit_async_data.sources.table.embedded import EmbeddedFiles
 from lit_async_data.sources.table.formats import GIVEN, printable_path, quoted, split_folders
 from lit_async_data.sources.table.labels import Null
 from lit_async_data.sources.table.table import Table
@@ -177,17 +178,37 @@ def kind_of_path(path: str) -> Kind | None:
 def kind_of(key: str, column: Column, table: Table, root: RootDirectory) -> Kind | None:
     """As given, else inferred from the first value. None for labels of any kind."""
     first = table.first(column.names[0])
-    if column.kind is not None or column.several or column.classes is not None:
+    embedded = any(isinstance(table.array(name), EmbeddedFiles) for name in column.names)
+    kind: Kind | None
+    if embedded:
+        kind = _kind_of_bytes(key, column, first, table)
+    elif column.kind is not None or column.several or column.classes is not None:
         kind = column.kind
     else:
         kind = None if column.separator and column.separator in str(first) else _kind_of_value(first, root)
-    if kind in FILES and not table.is_text(column.names[0]):
+    if kind in FILES and not embedded and not table.is_text(column.names[0]):
         what = f"column {column.names[0]!r} holds {table.array(column.names[0]).type}, not a path in each row"
         raise ConfigError(f"{what}; spread a list of paths over columns, with a field for each", f"fields.{key}.kind")
     _check_options(key, column, kind)
     if kind in FILES and column.null in ("ignore", "zero")[kind == "hdf5" :]:
         raise ConfigError(f"a missing file has no value for {column.null}; set null: drop", f"fields.{key}.null")
     return kind
+
+
+def _kind_of_bytes(key: str, column: Column, first: Any, table: Table) -> Kind:
+    if column.several or column.classes is not None or column.kind not in (None, "image", "npy"):
+        what = f"column {column.names[0]!r} holds the bytes of files; give kind: image or npy, or another column"
+        raise ConfigError(what, f"fields.{key}.kind")
+    head = bytes(first or b"")[:HEAD_BYTES]
+    if column.kind is not None:
+        return column.kind
+    if head.startswith(b"\x93NUMPY"):
+        return "npy"
+    if not head or any(each.magic.match(head) for each in FORMATS):
+        return "image"
+    what = mistaken(head)
+    what = f"is {what}" if what else f"begins with {head[:8]!r}, which is neither an image nor .npy; leave it out"
+    raise table.origin.error(f"the first file in it {what}", column=column.names[0])
 
 
 def _check_options(key: str, column: Column, kind: Kind | None) -> None:
@@ -343,9 +364,13 @@ _BLOCK = 2**18  # rows whose paths are Python strings at a time
 class Paths:
     def __init__(self, rows: Rows, column: str, root: RootDirectory) -> None:
         self.rows, self.column, self.root = rows, column, root
+        array = rows.table.array(column)
+        self.embedded = array if isinstance(array, EmbeddedFiles) else None  # the bytes, if the table has them
 
     def of(self, samples: Indices) -> list[str]:
-        """Absolute; does not access the files."""
+        """Absolute; does not access the files. What messages call them if the table has their bytes."""
+        if self.embedded is not None:
+            return [f"column {quoted(self.column)}"] * len(samples)
         texts = self.rows.table.text(self.column, samples)
         try:
             return list(map(self.root.path_of, texts))
@@ -368,13 +393,12 @@ class Paths:
 
     def failed(self, error: AsyncDataError, sample: int, path: str) -> AsyncDataError:
         """With the row, and with a filter that leaves a damaged file out."""
-        hint = ""
-        if isinstance(error, CorruptError):
-            name = self.rows.id or self.column
+        hint, name = "", self.rows.id or self.column
+        if isinstance(error, CorruptError) and (self.embedded is None or self.rows.id):
             value = self.rows.table.array(name)[sample].as_py()
             left_out = f"filters=[[{name!r}, 'not in', [{value!r}]]]"
             hint = f"; or leave it out: {left_out}; python -m lit_async_data inspect --check-all lists all such files"
-        return self.rows.with_row(error, sample, path, hint)
+        return self.rows.with_row(error, sample, path if self.embedded is None else None, hint)
 
     def distinct(self) -> tuple[Indices, list[str]]:
         """A number for each sample, and the distinct paths; for columns with few distinct paths."""

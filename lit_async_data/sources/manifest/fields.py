@@ -35,6 +35,7 @@ from lit_async_data.sources.images.image_shape import Draw, ImageShape
 from lit_async_data.sources.local_files import HEAD_BYTES, Exclude, mistaken
 from lit_async_data.sources.manifest.columns import FILES, Column, Kind, Paths, Rows, kind_of, within
 from lit_async_data.sources.manifest.files import FilePrefetcher, RootDirectory
+from lit_async_data.sources.table.embedded import EmbeddedFiles, Groups
 from lit_async_data.sources.table.formats import NoColumnError, is_number, listed, quoted
 from lit_async_data.sources.table.labels import Labels
 from lit_async_data.sources.table.table import Table, TableReader
@@ -177,14 +178,14 @@ _log = logging.getLogger(__name__)
 
 class FileField:
     def __init__(self, paths: Paths, kind: Kind | None, image: ImageShape, prefetcher: FilePrefetcher) -> None:
-        self.paths, self._prefetcher = paths, prefetcher
+        self.paths, self._prefetcher, self.embedded = paths, prefetcher, paths.embedded
 
         def attempt(sample: int) -> ImageDecoder | NpyDecoder:
             if kind == "image" and image.image_size is not None:
                 return ImageDecoder.of(image, b"", "")
             (path,) = paths.of(np.array([sample]))
             try:
-                data = prefetcher.read(path)
+                data = self._bytes(sample, path)
                 return ImageDecoder.of(image, data, path) if kind == "image" else NpyDecoder.of(data, path)
             except SourceError as error:
                 raise paths.failed(error, sample, path) from error.__cause__
@@ -199,7 +200,7 @@ class FileField:
         """Without keys, the middle of each. Returns the `Shown` of images, by place."""
         drawn = self.decoder.draws(keys, len(samples))
         paths, known = self.paths.of(samples), self.decoder.head
-        if out.dtype != self.spec.dtype or not out.flags.c_contiguous:
+        if self.embedded is not None or out.dtype != self.spec.dtype or not out.flags.c_contiguous:
             known = None  # the decoder raises, or copies
         head = bytearray(known or b"")
         nbytes = len(head) + self.spec.nbytes
@@ -208,7 +209,7 @@ class FileField:
             try:
                 if known is not None and self._prefetcher.fill(path, (head, out[place, ...]), nbytes) and head == known:
                     continue  # takes half the time: the file holds the sample as the batch does
-                data = self._prefetcher.read(path)
+                data = self._bytes(int(samples[place]), path)
                 began = time.perf_counter()
                 if image := self.decoder.decode(data, out[place, ...], draw, path):
                     shown[place] = image
@@ -220,8 +221,11 @@ class FileField:
             CLOCK.decoded(decode_s, stored, out.nbytes)
         return shown
 
+    def _bytes(self, sample: int, path: str) -> bytes:
+        return self._prefetcher.read(path) if self.embedded is None else bytes(self.embedded[sample].as_py())
+
     def fetch(self, samples: Indices) -> bool:
-        if self._prefetcher.wanted:
+        if self.embedded is None and self._prefetcher.wanted:
             self._prefetcher.fetch(self.paths.of(samples))
             return True
         return False
@@ -261,7 +265,8 @@ class Fields:
         table, self.labels = _labels(inline, table, reader)
         self.excluded = np.empty(0, np.int64)
         if exclude is not None:
-            kept = Rows(table, id).kept(exclude, [column.names[0] for column in files.values()])
+            named = [column.names[0] for column in files.values() if table.is_text(column.names[0])]
+            kept = Rows(table, id).kept(exclude, named)
             self.excluded = np.flatnonzero(~kept)
             table = _without(table, reader, [self.excluded])
             table, self.labels = _labels(inline, table, reader)
@@ -292,9 +297,18 @@ class Fields:
         return {key: specs[key] for key in self._columns}
 
     @property
+    def embedded(self) -> list[EmbeddedFiles]:
+        return [field.embedded for field in self.files.values() if field.embedded is not None]
+
+    @property
+    def groups(self) -> list[Groups]:
+        """Those that must be decoded."""
+        return [each.groups for each in self.embedded if any(each.groups.nbytes)]
+
+    @property
     def paths(self) -> Paths | None:
         """Of the first field with files; None if no field has files."""
-        by_key = {key: field.paths for key, field in self.files.items()}
+        by_key = {key: field.paths for key, field in self.files.items() if field.embedded is None}
         by_key |= {key: fields.paths for fields in self.hdf5 for key in fields.specs}
         return next((by_key[key] for key in self._columns if key in by_key), None)
 
@@ -363,8 +377,14 @@ def _check_paths(key: str, column: Column, table: Table) -> None:
     missing = table.missing(column.names[0])
     if missing.size:
         more = f", and none in {missing.size - 1} other rows" if missing.size > 1 else ""
-        message = f"no path{more}; give one, or set null: drop in fields.{key}"
-        raise table.origin.error(message, row=int(missing[0]), column=column.names[0])
+        array, row, what, advice = table.array(column.names[0]), int(missing[0]), "path", "give one"
+        if isinstance(array, EmbeddedFiles):
+            path, advice = array.path(row), "write them into it"
+            what = (
+                "bytes" if path is None else f"bytes, only the path {quoted(path)} of a file that is not in the table"
+            )
+        message = f"no {what}{more}; {advice}, or set null: drop in fields.{key}"
+        raise table.origin.error(message, row=row, column=column.names[0])
 
 
 def _without(table: Table, reader: TableReader, dropped: Sequence[Indices]) -> Table:

@@ -46,6 +46,7 @@ from lit_async_data.sources.local_files import (
 from lit_async_data.sources.manifest.columns import IMAGES, NPY, Column, Given
 from lit_async_data.sources.manifest.fields import Fields
 from lit_async_data.sources.manifest.files import RootDirectory
+from lit_async_data.sources.table.embedded import EmbeddedFiles
 from lit_async_data.sources.table.formats import NoColumnError, TextFormat, arrow, numpy_values, quoted
 from lit_async_data.sources.table.table import FolderTable, TableReader
 
@@ -196,13 +197,13 @@ class ManifestSource(Source):
     Args:
         table: A CSV, TSV, Parquet or JSON lines file (CSV, TSV and JSON lines also with ``.gz``), a pattern for several
             files, or a folder of Parquet files; a DataFrame of pandas or polars, a ``pyarrow.Table``, or any object
-            with ``__arrow_c_stream__``. Only the columns in use are read.
+            with ``__arrow_c_stream__``. Only the columns in use are read, and bytes of files by row group.
         fields: The fields of a batch. A mapping from batch key to column gives dicts; a sequence of columns gives
             tuples, with the column names as keys. A column is a name; a list of names of numeric columns, which become
             one vector; or a mapping of the options of `Column`: ``{"name": "tags", "separator": ";"}``. The kind of a
             column is inferred from its first value: paths of images (JPEG, PNG, TIFF, WebP, BMP, GIF), of ``.npy``
-            files, or of HDF5 files, with the columns ``row`` and ``dataset``; numbers; or text, which becomes a class
-            number.
+            files, or of HDF5 files, with the columns ``row`` and ``dataset``; bytes of images or of ``.npy`` files, or
+            records of ``bytes`` and ``path``; numbers; or text, which becomes a class number.
         root: The folder that relative paths start from. None: the folder of the table; for a table in memory, the
             working directory.
         id: Column of sample ids, read as text; ids must be unique. Errors and `locate` name them.
@@ -335,6 +336,8 @@ class ManifestSource(Source):
         fields, fingerprint = self._fields, super().fingerprint()
         if fields.paths is not None:
             fingerprint["names of files"] = digest(map(os.path.basename, fields.paths.of(probes(len(self), most=256))))
+        for groups in fields.groups:
+            fingerprint["sizes of row groups"] = digest(np.asarray(groups.nbytes))
         if fields.excluded.size:
             fingerprint["left out by exclude"] = f"{len(fields.excluded)} samples, {digest(fields.excluded)}"
         return fingerprint | {f"values of {key}": digest(labels.values) for key, labels in fields.labels.items()}
@@ -361,6 +364,8 @@ class ManifestSource(Source):
         """Close all HDF5 files; other files are open only while they are read."""
         for fields in self._fields.hdf5:
             fields.source.close()
+        for groups in self._fields.groups:
+            groups.clear()
 
     # -- classes and columns -----------------------------------------------------------------------------------------
 
@@ -383,6 +388,10 @@ class ManifestSource(Source):
                 table = table.with_columns_of(self._reader.columns([name]))
             except NoColumnError as error:
                 raise MissingError(str(error), file=error.file, dataset=name) from None
+        if isinstance(table.array(name), EmbeddedFiles):
+            raise MissingError(
+                f"{self.name}: column {quoted(name)} holds the bytes of files; name another", dataset=name
+            )
         return numpy_values(table.array(name))
 
     # -- how samples belong together ---------------------------------------------------------------------------------
@@ -411,6 +420,7 @@ class ManifestSource(Source):
     @functools.cached_property
     def _chunks(self) -> StorageLayout:
         layouts, files = [fields.chunks for fields in self._fields.hdf5], self._fields.files.values()
+        layouts += [each.chunks for each in self._fields.embedded if any(each.groups.nbytes)]
         largest = max(layouts, key=lambda layout: layout.rows, default=StorageLayout(reading="copied"))
         readings: list[Reading] = ["copied", *(layout.reading for layout in layouts)]
         readings.extend("decoded" if field.decoder.images else "opened" for field in files)
@@ -424,7 +434,7 @@ class ManifestSource(Source):
     @functools.cached_property
     def _layout(self) -> StorageLayout:
         paths = self._fields.paths
-        if paths is None or self._fields.hdf5:
+        if paths is None or self.chunks.runs or self._fields.hdf5:
             return self.chunks
         folders = paths.folders()
         order = np.argsort(folders, kind="stable")
@@ -441,16 +451,20 @@ class ManifestSource(Source):
     def decode(self, samples: Indices, chunk_group: ChunkGroup | None) -> None:
         for fields in self._fields.hdf5:
             fields.source.decode(samples, chunk_group)
+        for each in self._fields.embedded:
+            each.decode(samples)
 
     def memory(self, chunks: int = 0) -> MemoryNeeds:
-        return MemoryNeeds.together([fields.source.memory(chunks) for fields in self._fields.hdf5])
+        needs = [fields.source.memory(chunks) for fields in self._fields.hdf5]
+        return MemoryNeeds.together([*needs, *(groups.memory(chunks) for groups in self._fields.groups)])
 
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Reserve memory for decoded chunks of HDF5 files, and threads that read other files ahead."""
-        sizes = [fields.source.memory().cacheable for fields in self._fields.hdf5]
+        held: list[Any] = [*(fields.source for fields in self._fields.hdf5), *self._fields.groups]
+        sizes = [each.memory(0).cacheable for each in held]
         with contextlib.ExitStack() as stack:  # releases the others if one raises
-            for fields, size in zip(self._fields.hdf5, sizes, strict=True):
-                stack.callback(fields.source.reserve(chunks, cache_bytes * size // max(sum(sizes), 1)))
+            for each, size in zip(held, sizes, strict=True):
+                stack.callback(each.reserve(chunks, cache_bytes * size // max(sum(sizes), 1)))
             if self._fields.files:
                 stack.callback(self._fields.prefetcher.reserve())
             return stack.pop_all().close

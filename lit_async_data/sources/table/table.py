@@ -23,6 +23,7 @@ from lit_async_data.sources.local_files import (
     raise_if_none_left,
 )
 from lit_async_data.sources.table import formats
+from lit_async_data.sources.table.embedded import EmbeddedFiles, Loaded, ParquetGroups, holds_bytes, storage_type
 from lit_async_data.sources.table.formats import (
     DEFAULT_FORMAT,
     NoColumnError,
@@ -124,6 +125,9 @@ def rows_meeting(filters: Sequence[Filter], table: Any, origin: RowOrigin) -> np
 
 def _met(given: Filter, array: Any, origin: RowOrigin) -> npt.NDArray[np.bool_]:
     library, compute, values = arrow(), arrow("compute"), given.values
+    if holds_bytes(array.type):
+        what = f"column {quoted(given.column)} holds {array.type}, the bytes of files; filter by another column"
+        raise ConfigError(what, "filters")
     if arrow("types").is_dictionary(array.type):
         array = array.dictionary_decode()
     check_text(array, given.column, origin)
@@ -344,19 +348,26 @@ def _from_pandas(frame: Any, names: Sequence[str], origin: RowOrigin) -> Any:
 def _read_parquet(path: str, names: Sequence[str]) -> Any:
     with _parquet_file(path) as file:
         check_columns(file.schema_arrow.names, names, RowOrigin.of_file(path))
+        types = {name: file.schema_arrow.field(name).type for name in names}
+        plain = [name for name in names if not holds_bytes(types[name])]
         try:
             # By groups of rows: Arrow reads no list of categories in several chunks.
-            read = [file.read_row_group(number, columns=names) for number in range(file.num_row_groups)]
+            read = [file.read_row_group(number, columns=plain) for number in range(file.num_row_groups)]
         except (arrow().ArrowException, OSError) as error:
             raise CorruptError(
                 f"{printable_path(path)}: does not decode: {quoted(str(error))}; write it again", file=path
             ) from error
-        return arrow().concat_tables(read or [file.schema_arrow.empty_table().select(names)])
+        table = arrow().concat_tables(read or [file.schema_arrow.empty_table().select(plain)])
+        columns = {name: table.column(name) for name in plain}
+        # `Table.of` puts `EmbeddedFiles` in the place of these nulls.
+        rows = file.metadata.num_rows
+        columns |= {name: arrow().nulls(rows, storage_type(types[name])) for name in names if name not in plain}
+        return arrow().table({name: columns[name] for name in names})
 
 
-def _parquet_file(path: str) -> Any:
+def _parquet_file(path: str, *, memory_map: bool = True) -> Any:
     try:
-        return arrow("parquet").ParquetFile(path, memory_map=True, page_checksum_verification=True)
+        return arrow("parquet").ParquetFile(path, memory_map=memory_map, page_checksum_verification=True)
     except (arrow().ArrowException, OSError) as error:
         origin = RowOrigin.of_file(path)
         raise origin.error(f"is not a readable Parquet file: {quoted(str(error))}; write it again") from error
@@ -366,6 +377,16 @@ def _parquet_file(path: str) -> Any:
 
 
 _NONE = np.empty(0, np.int64)
+
+
+def _embedded(name: str, column: Any, origin: RowOrigin) -> EmbeddedFiles:
+    if not origin.files:
+        return Loaded.files(column)
+    rows = np.arange(len(column)) if origin.kept is None else origin.kept
+    # Not mapped: a file that becomes shorter would end the process.
+    return ParquetGroups.files(
+        name, column.type, origin.files, rows, functools.partial(_parquet_file, memory_map=False)
+    )
 
 
 class Table:
@@ -397,6 +418,9 @@ class Table:
             remaining = remaining.drop_columns(name) if remaining.num_columns > 1 else None
             if len(orders := orders_of(column)) > 1:
                 origin = origin._replace(orders={**origin.orders, name: " and ".join(map(quoted, orders))})
+            if holds_bytes(column.type):
+                arrays[name] = _embedded(name, column, origin)
+                continue
             arrays[name] = as_single_array(column)
             del column
             check_text(arrays[name], name, origin)

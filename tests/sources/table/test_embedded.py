@@ -1,0 +1,230 @@
+"""Bytes of images in a column of a table: values, missing rows, order, memory, errors."""
+
+import io
+import os
+import pickle
+import threading
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+from support.sources.oracle import read
+
+from lit_async_data import AsyncLoader, ConcatSource, ManifestSource, split
+from lit_async_data.errors import ChangedError, ConfigError, CorruptError, ManifestError, MissingError
+from lit_async_data.sources.table.embedded import ParquetGroups
+from lit_async_data.testing import check_contract
+
+COUNT, FIELDS = 40, {"x": "image", "y": "label"}
+STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def png(number, size=(12, 10)):
+    stream = io.BytesIO()
+    Image.fromarray(np.random.default_rng(number).integers(0, 256, (*size, 3), np.uint8)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def stored(kind, files):
+    if kind == "struct":
+        return pa.array([{"bytes": file, "path": f"{number}.png"} for number, file in enumerate(files)], STRUCT)
+    if kind == "extension":
+        return pa.ExtensionArray.from_storage(pa.opaque(STRUCT, "image", "hf"), stored("struct", files))
+    return pa.array(files, kind)
+
+
+def table(kind="struct", files=None):
+    files = [png(number) for number in range(COUNT)] if files is None else files
+    count = len(files)
+    columns = {"id": [f"{n:03}" for n in range(count)], "image": stored(kind, files), "label": np.arange(count) % 3}
+    return pa.table(columns)
+
+
+@pytest.fixture
+def paths(tmp_path):
+    """The same images as files, the reference."""
+    (tmp_path / "files").mkdir()
+    for number in range(COUNT):
+        (tmp_path / f"files/{number}.png").write_bytes(png(number))
+    names = [f"files/{number}.png" for number in range(COUNT)]
+    return ManifestSource(pa.table({"image": names, "label": np.arange(COUNT) % 3}), FIELDS, root=tmp_path)
+
+
+def written(folder, made=None, rows=7):
+    pq.write_table(table() if made is None else made, folder / "t.parquet", row_group_size=rows)
+    return folder / "t.parquet"
+
+
+def several(folder):
+    """Files whose row groups have several sizes."""
+    for name, begin, count, rows in [("a", 0, 15, 4), ("b", 15, 20, 6), ("c", 35, 5, 50)]:
+        pq.write_table(table().slice(begin, count), folder / f"{name}.parquet", row_group_size=rows)
+    return folder / "*.parquet"
+
+
+def assert_equal(source, reference, samples):
+    order = np.random.default_rng(1).permutation(len(source))
+    got, wanted = read(source, order), read(reference, np.asarray(samples)[order])
+    for key in wanted:
+        np.testing.assert_array_equal(got[key], wanted[key])
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """The row groups that were read, in order."""
+    found, lock, load = [], threading.Lock(), ParquetGroups.__call__
+
+    def counted(self, group):
+        with lock:
+            found.append(group)
+        return load(self, group)
+
+    monkeypatch.setattr(ParquetGroups, "__call__", counted)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["struct", "extension", pa.binary(), pa.large_binary(), pa.binary_view()], ids=str)
+@pytest.mark.parametrize("place", ["file", "memory"])
+def test_every_type_of_bytes_has_the_values_of_files(kind, place, paths, tmp_path):
+    given = table(kind)
+    source = ManifestSource(given if place == "memory" else written(tmp_path, given), FIELDS, id="id")
+    assert_equal(source, paths, np.arange(COUNT))
+    assert source.locate([3])[0].id == "003"
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_a_data_frame(library, paths):
+    given = table(pa.binary())
+    frame = given.to_pandas() if library == "pandas" else pytest.importorskip("polars").from_arrow(given)
+    assert_equal(ManifestSource(frame, FIELDS), paths, np.arange(COUNT))
+
+
+def test_several_files_filters_exclude_and_subsets(paths, tmp_path):
+    pattern = several(tmp_path)
+    assert_equal(ManifestSource(pattern, FIELDS), paths, np.arange(COUNT))
+    kept = [n for n in range(COUNT) if n % 3 != 1]
+    some = ManifestSource(pattern, FIELDS, filters=[["label", "!=", 1]], exclude=[0, 5], id="id")
+    kept = [n for place, n in enumerate(kept) if place not in (0, 5)]
+    assert_equal(some, paths, kept)
+    both = ConcatSource([some, ManifestSource(pattern, FIELDS)])
+    assert_equal(both, paths, [*kept, *range(COUNT)])
+    for side in split(some, {"train": 0.5, "val": 0.5}).values():
+        assert_equal(side, paths, np.asarray(kept)[side.samples])
+    check_contract(some)
+
+
+def test_npy_bytes(tmp_path):
+    files = []
+    for number in range(5):
+        stream = io.BytesIO()
+        np.save(stream, np.full((2, 3), number, "f4"))
+        files.append(stream.getvalue())
+    source = ManifestSource(written(tmp_path, table(files=files)), FIELDS)
+    assert read(source, np.array([3]))["x"].tolist() == [[[3.0] * 3] * 2]
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+@pytest.mark.parametrize("place", ["file", "memory"])
+def test_rows_without_bytes(statistics, place, paths, tmp_path):
+    made = table(files=[None if n in (4, 9) else png(n) for n in range(COUNT)])
+    pq.write_table(made, tmp_path / "t.parquet", row_group_size=7, write_statistics=statistics)
+    given = made if place == "memory" else tmp_path / "t.parquet"
+    with pytest.raises(ManifestError, match=r"row 4, .*no bytes, only the path '4.png'.*1 other row.*null: drop"):
+        ManifestSource(given, FIELDS)
+    fields = {"x": {"name": "image", "null": "drop"}, "y": "label"}
+    assert_equal(ManifestSource(given, fields), paths, [n for n in range(COUNT) if n not in (4, 9)])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_chunk_shuffle_reads_each_group_once(workers, tmp_path, loads):
+    source = ManifestSource(several(tmp_path), FIELDS)
+    assert source.chunks.rows == 6
+    del loads[:]
+    with AsyncLoader(source, {"batch_size": 8, "shuffle": "chunk", "shuffle_chunks": 2, "workers": workers}) as it:
+        assert sum(len(batch["y"]) for batch in it) == COUNT
+    assert len(loads) == len(set(loads)) == 8  # the first of 9 stays from the check of the first image
+
+
+def batches(source, **options):
+    with AsyncLoader(source, {"batch_size": 8, "seed": 3, "shuffle": "chunk", **options}) as loader:
+        return [{key: value.numpy().copy() for key, value in batch.items()} for batch in loader]
+
+
+@pytest.mark.processes
+def test_workers_threads_and_processes_deliver_the_same_random_crops(tmp_path):
+    source = ManifestSource(several(tmp_path), FIELDS, image_size=8, resize="random_crop")
+    first, *others = [batches(source, **each) for each in ({"workers": 0}, {"workers": 2}, {"worker_kind": "process"})]
+    for other in others:
+        for one, two in zip(first, other, strict=True):
+            np.testing.assert_array_equal(one["x"], two["x"])
+
+
+def test_resume_in_mid_epoch(tmp_path):
+    source, options = ManifestSource(several(tmp_path), FIELDS), {"batch_size": 8, "shuffle": "chunk", "seed": 3}
+    wanted = [batch["x"] for batch in batches(source)]
+    with AsyncLoader(source, options) as loader:
+        running = iter(loader)
+        next(running)
+        state = loader.state_dict()
+        running.close()
+    with AsyncLoader(ManifestSource(several(tmp_path), FIELDS), options) as loader:
+        loader.load_state_dict(state)
+        for one, two in zip(loader, wanted[1:], strict=True):
+            np.testing.assert_array_equal(one["x"].numpy(), two)
+
+
+def test_bad_bytes_name_row_id_and_column_and_can_be_skipped(tmp_path):
+    path = written(tmp_path, table(files=[png(n)[:60] if n == 5 else png(n) for n in range(COUNT)]))
+    source = ManifestSource(path, FIELDS, id="id")
+    with pytest.raises(
+        CorruptError, match=r"row 5 of .*t.parquet, id '005': column 'image': the PNG cannot be dec.*filters"
+    ):
+        read(source, np.array([5]))
+    assert sum(len(batch["y"]) for batch in batches(source, on_error="skip")) == COUNT - 1
+
+
+def test_a_file_that_is_rewritten_is_an_error(tmp_path):
+    source = ManifestSource(written(tmp_path), FIELDS)
+    status = os.stat(written(tmp_path, rows=5))
+    os.utime(tmp_path / "t.parquet", ns=(status.st_atime_ns, status.st_mtime_ns + 10**9))
+    with pytest.raises(ChangedError, match=r"t.parquet: changed since the source was built"):
+        read(source, np.array([30]))
+    os.unlink(tmp_path / "t.parquet")
+    with pytest.raises(MissingError, match=r"t.parquet: cannot be opened"):
+        read(source, np.array([30]))
+
+
+def test_a_source_of_files_pickles_without_the_bytes(tmp_path):
+    source = ManifestSource(written(tmp_path), FIELDS)
+    pickled = pickle.dumps(source)
+    assert len(pickled) < 8_000 < os.path.getsize(tmp_path / "t.parquet")
+    assert_equal(pickle.loads(pickled), source, np.arange(COUNT))
+
+
+def test_memory_and_room(tmp_path, loads):
+    source = ManifestSource(written(tmp_path, rows=10), FIELDS)
+    needs = source.memory(3)
+    assert needs.decoded == 3 * needs.per_thread <= needs.cacheable
+    release = source.reserve(0, needs.cacheable)
+    del loads[:]
+    read(source, np.random.default_rng(0).permutation(COUNT))
+    assert len(loads) <= 4
+    release()
+
+
+@pytest.mark.parametrize(
+    ("head", "message"), [(b"RIFF\0\0\0\0WAVEfmt", "a WAV recording"), (b"nothing", "neither an image nor .npy")]
+)
+def test_other_bytes_say_what_they_are(head, message, tmp_path):
+    with pytest.raises(ManifestError, match=f"column 'image'.*{message}"):
+        ManifestSource(written(tmp_path, table(files=[head] * 3)), FIELDS)
+
+
+def test_bytes_are_no_labels_nor_filters(tmp_path):
+    path = written(tmp_path)
+    with pytest.raises(ConfigError, match=r"fields\.y\.kind: .*bytes of files"):
+        ManifestSource(path, {"x": "image", "y": {"name": "image", "kind": "class"}})
+    with pytest.raises(ConfigError, match=r"filters: .*filter by another column"):
+        ManifestSource(path, FIELDS, filters=[["image", "==", "a"]])
