@@ -456,18 +456,26 @@ class Table:
         Whole numbers become int64; floats and bools keep their type; text becomes the number of its class; lists of
         numbers become vectors, and all must have one length; lists of text become 1 for each class in the list, else 0.
         Several columns of numbers become the columns of one array. Kind ``"number"`` reads text as numbers: int64, or
-        float64 if some are fractions; ``"class"`` takes whole numbers in lists as classes, too; ``"text"`` numbers text
+        float64 if some are fractions; ``"class"`` takes whole numbers as classes, too; ``"text"`` numbers text
         that is no class.
         """
         if kind == "text" and isinstance(name, str):
             return texts_of(self._text_column(name), name, self.origin, null)
         names = [name] if isinstance(name, str) else name
-        columns = [(each, parsed_text(self.array(each), each, self.origin, separator, kind=kind)) for each in names]
+        arrays = {each: self.array(each) for each in names}
+        if kind == "class" or classes is not None:  # whole numbers are names, too
+            digits = arrow().string()
+            arrays = {each: v.cast(digits) if arrow("types").is_integer(v.type) else v for each, v in arrays.items()}
+        columns = [
+            (each, parsed_text(array, each, self.origin, separator, kind=kind)) for each, array in arrays.items()
+        ]
         for each, array in columns:
             text = is_text(array.type) or is_categorical(array.type) or is_text_list(array.type)
             if kind == "class" and not text:
                 raise ConfigError(
-                    f"column {quoted(each)} does not hold text; leave out kind to use its numbers as labels", "kind"
+                    f"column {quoted(each)} holds {array.type}, neither text nor whole numbers; leave out kind to use "
+                    "its numbers as labels",
+                    "kind",
                 )
             if text and kind is None and classes is None and names is not name:
                 check_notation(array, each, self.origin)

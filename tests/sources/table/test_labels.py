@@ -9,7 +9,7 @@ from support.sources.oracle import read
 from support.sources.tables import held
 
 from lit_async_data import ManifestSource
-from lit_async_data.errors import ConfigError, ManifestError
+from lit_async_data.errors import AsyncDataError, ConfigError, ManifestError
 from lit_async_data.sources.table.formats import quoted
 from lit_async_data.sources.table.labels import no_classes, note_names
 from lit_async_data.sources.table.table import Table
@@ -432,3 +432,22 @@ def test_words_for_nothing_are_no_numbers(file, cell):
         ManifestSource(path, {"y": "y"})
     values = ManifestSource(path, {"y": {"name": "y", "null": "ignore"}}).column("y")
     assert (values.tolist(), values.dtype) == ([1, -100, 3], np.int64)
+
+
+@pytest.mark.parametrize("kind", ["int64", "uint8", "int16"])
+def test_whole_numbers_are_classes_if_the_user_says_so(kind):
+    table = pa.table({"y": pa.array([10, 30, None, 20, 10], kind), "f": [0.5] * 5})
+    source = ManifestSource(table, {"y": {"name": "y", "kind": "class", "null": "drop"}})
+    assert (source.spec["y"].classes, source.column("y").tolist()) == (("10", "20", "30"), [0, 2, 1, 0])
+    for classes in ([30, 20, 10], ["30", "20", "10"]):  # with or without the kind
+        given = ManifestSource(table, {"y": {"name": "y", "classes": classes, "null": "ignore"}})
+        assert (given.spec["y"].classes, given.column("y").tolist()) == (("30", "20", "10"), [2, 0, -100, 1, 2])
+    val = ManifestSource(pa.table({"y": pa.array([30, 10], kind)}), {"y": {"name": "y", "kind": "class"}})
+    assert val.with_classes({"y": ("10", "20", "30")}).column("y").tolist() == [2, 0]
+    wrong = {
+        "y": ([10, 20], None, "'30' is not one of"),
+        "f": (None, "class", "double, neither text nor whole numbers"),
+    }
+    for name, (classes, chosen, said) in wrong.items():
+        with pytest.raises(AsyncDataError, match=said):
+            ManifestSource(table, {"y": {"name": name, "kind": chosen, "classes": classes, "null": "drop"}})

@@ -236,7 +236,7 @@ def numbered(
     floats = field.kind == "text" and values.dtype.kind == "f"  # as MATLAB stores whole numbers
     if floats and (np.abs(values) < INEXACT).all() and (values % 1 == 0).all():
         values = values.astype(np.int64)
-    if values.dtype.kind not in ("SOiu" if field.kind == "text" else "SO") or field.kind == "number":
+    if values.dtype.kind not in ("SOiu" if field.kind in ("text", "class") else "SO") or field.kind == "number":
         what = f"{stored} holds {values.dtype}, which is not {field.kind}"
         if where == "fields.(on)":
             raise ConfigError(f"{what}; ids are text or whole numbers, so name a dataset of these", "on")

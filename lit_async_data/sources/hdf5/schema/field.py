@@ -53,8 +53,8 @@ class Field(ImageOptions):
         classes: Names of the values 0, 1, 2, … Where the file names its numbers (categories, enumerations, flags), each
             becomes the place of its name. None: the names in the file; of text, all that the files hold, sorted.
         kind: ``"text"``: text or whole numbers that are not classes, such as ids, as numbers, whose text
-            `BatchSpec.names` gives. ``"class"`` and ``"number"``: what to take the text of a table's column for. None:
-            text is classes.
+            `BatchSpec.names` gives. ``"class"``: text, or whole numbers such as 1 to 5 or 10, 20, 30, whose numbers
+            become 0, 1, 2, … ``"number"``: what to take the text of a table's column for. None: text is classes.
         null: What to do with empty text that is no class, and with values that are missing: codes −1 of categories,
             fill values of flags, values marked by a mask beside them. ``"error"``, ``"ignore"`` (−100), or ``"drop"``
             the sample. ``"zero"``: an all-zero row of several classes (only in columns of the source's ``table``).
@@ -304,11 +304,11 @@ def _class_names(given: Any) -> tuple[str, ...] | None:
     if given is None:
         return None
     listed = isinstance(given, Sequence) and not isinstance(given, str)
-    if not listed or not given or not all(isinstance(name, str) for name in given):
+    if not listed or not given or not all(isinstance(name, str | int) for name in given):
         raise ConfigError(f"{given!r} is not a list of names", "classes")
-    if len(set(given)) < len(given):
+    if len(names := dict.fromkeys(map(str, given))) < len(given):
         raise ConfigError(f"{list(given)} holds a name twice", "classes")
-    return tuple(given)
+    return tuple(names)
 
 
 PathLike = str | os.PathLike[str]

@@ -408,16 +408,34 @@ def test_numbers_beside_flags_are_delivered_as_stored_unless_classes_are_given(t
     [
         (Field("y", classes=["owl"]), FormatError, r"0.h5:/y, row 1: 'jay' is not one of owl; fields.y.classes names"),
         (Field("y", kind="number"), ConfigError, "fields.y.kind: .*0.h5:/y holds"),
-        (Field("x", kind="class"), ConfigError, "fields.y.kind: .*0.h5:/x holds int64, which is not class"),
+        (Field("f", kind="class"), ConfigError, "fields.y.kind: .*0.h5:/f holds float64, which is not class"),
         (Field("y", column=0), ConfigError, "column and mask_and_scale do not apply to text"),
         (Field("y", lookup="x"), FormatError, "holds text; "),
         (Field("square"), FormatError, "holds text, ids or values of variable length on 2 axes"),
     ],
 )
 def test_what_is_no_field_of_text_is_named(field, error, message, h5):
-    path = h5("0.h5", x=np.arange(4), y=["owl", "jay", "owl", "emu"], square=np.array([["a", "b"]] * 4, "S"))
+    path = h5(
+        "0.h5",
+        x=np.arange(4),
+        f=np.arange(4) / 2,
+        y=["owl", "jay", "owl", "emu"],
+        square=np.array([["a", "b"]] * 4, "S"),
+    )
     with pytest.raises(error, match=message):
         HDF5Source(path, {"y": field})
+
+
+def test_whole_numbers_are_classes_if_the_user_says_so(h5):
+    paths = [h5("0.h5", y=np.array([30, 10, 20], "i2")), h5("1.h5", y=np.array([7, 7, 10], "i2"))]
+    source = HDF5Source(paths, {"y": Field("y", kind="class")})
+    assert source.spec["y"].classes == ("7", "10", "20", "30")
+    assert [int(source[n]["y"]) for n in range(6)] == [3, 1, 2, 0, 0, 1]
+    given = HDF5Source(paths, {"y": Field("y", kind="class", classes=[30, 20, 10, 7])})
+    assert [int(given[n]["y"]) for n in range(6)] == [0, 2, 1, 3, 3, 2]
+    with pytest.raises(FormatError, match=r"1\.h5:/y, row 0: '7' is not one of 10, 20, 30; fields.y.classes names"):
+        HDF5Source(paths, {"y": Field("y", kind="class", classes=[10, 20, 30])})
+    assert [int(HDF5Source(paths, {"y": "y"})[n]["y"]) for n in range(3)] == [30, 10, 20]
 
 
 def test_many_texts_are_ids(h5):
