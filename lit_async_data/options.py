@@ -423,7 +423,3 @@ def whole(name: str, given: Any, least: int, most: int | None = None) -> int:
             f"{given!r} is not a whole number from {least} {'on' if most is None else f'to {most}'}", name
         )
     return number
-
-
-def non_negative_int(name: str, given: int) -> int:
-    return whole(name, given, 0)

@@ -45,7 +45,7 @@ from lit_async_data.lightning.resume import (
     trained,
     training_steps,
 )
-from lit_async_data.options import non_negative_int
+from lit_async_data.options import whole
 
 # Lightning's batch hooks that need the batch in host memory, in the order in which Lightning calls them.
 HOST_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device")
@@ -158,7 +158,7 @@ class DevicePrefetcher(pl.Callback):
     """
 
     def __init__(self, device_depth: int | None = None) -> None:
-        self.device_depth = None if device_depth is None else non_negative_int("device_depth", device_depth)
+        self.device_depth = None if device_depth is None else whole("device_depth", device_depth, 0)
         self.waited = Wait()
         self._epoch = EpochWaits()
         # The loaders of the current stage, and all whose copies this callback starts.

@@ -31,7 +31,7 @@ from lit_async_data.engine.device.transform import Transform
 from lit_async_data.engine.stats import LoaderStats
 from lit_async_data.engine.verdict import LEAST_S, LEAST_STEPS, Watch
 from lit_async_data.errors import ClosedError, WorkerError
-from lit_async_data.options import non_negative_int
+from lit_async_data.options import whole
 
 
 class Engine:
@@ -242,7 +242,7 @@ class BaseLoader(BatchIterator):
 
     def _reset(self, device: torch.device | str | None, device_depth: int) -> None:
         self._device = None if device is None else streams.checked_device(device)
-        self._depth = non_negative_int("device_depth", device_depth)
+        self._depth = whole("device_depth", device_depth, 0)
         self._run = Run()
         self._owner: weakref.ref[Pass] | None = None  # the pass that has the engine
         self.local_world_size = None
@@ -369,7 +369,7 @@ class BaseLoader(BatchIterator):
 
     @device_depth.setter
     def device_depth(self, depth: int) -> None:
-        if non_negative_int("device_depth", depth) != self._depth:
+        if whole("device_depth", depth, 0) != self._depth:
             self._depth = depth
             self._reconfigure()
 

@@ -60,7 +60,7 @@ class EmbeddedFiles:
 
     @property
     def null_count(self) -> int:
-        return int(np.count_nonzero(~self.groups.valid()[self.rows]))
+        return int(self.is_null().true_count)
 
     def __getitem__(self, number: int) -> Any:
         """The bytes, as an Arrow scalar."""
