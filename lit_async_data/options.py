@@ -70,7 +70,7 @@ def explains_names(*elsewhere: Mapping[str, str], **required: str) -> Callable[[
         def checked(self: T, *args: Any, **options: Any) -> None:
             check_names(options, known, instead)
             for name, what in required.items():
-                if name not in options and not args:
+                if name not in options:
                     raise ConfigError(f"missing; {what}", name)
             init(self, *args, **options)
 

@@ -240,7 +240,8 @@ class _Scaling:
         """1 / std and mean / std on the device of a batch, with its axes."""
         key = values.device, dtype
         if key not in self._by_device:  # a copy that the host waits for, once: other streams need no event
-            scale, shift = (torch.tensor(each).to(dtype).to(values.device) for each in self._arrays)
+            with torch.inference_mode(mode=False):  # a gradient may go through them later
+                scale, shift = (torch.tensor(each).to(dtype).to(values.device) for each in self._arrays)
             self._by_device[key] = scale, shift
         scale, shift = self._by_device[key]
         if scale.numel() == 1:

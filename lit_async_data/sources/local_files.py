@@ -21,7 +21,6 @@ import os
 import re
 import time
 import urllib.parse
-import urllib.request
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -61,10 +60,11 @@ _ADDRESS = re.compile(r"data:|[A-Za-z][A-Za-z0-9+\-]+:[/\\]")
 _WINDOWS = re.compile(r"[A-Za-z]:[/\\]|\\\\")
 
 
-def expanded(path: str) -> str:
+def expanded(path: str, root: str = "") -> str:
     """A path as a shell makes it of ``~`` and ``$NAME``, unless a file is called so; the path of a ``file://``."""
-    path = path if os.path.lexists(path) else os.path.expandvars(os.path.expanduser(path))
-    return urllib.request.url2pathname(urllib.parse.urlsplit(path).path) if path.startswith("file://") else path
+    if path.startswith(("file:///", "file://localhost/")):
+        return urllib.parse.unquote(path.removeprefix("file://").removeprefix("localhost"))
+    return path if os.path.lexists(os.path.join(root, path)) else os.path.expandvars(os.path.expanduser(path))
 
 
 def not_local(path: str) -> str:
@@ -79,8 +79,8 @@ def not_local(path: str) -> str:
 def local_path(given: str | os.PathLike[str]) -> str:
     """The absolute path that a user means. An address is a `MissingError` that says how to fetch it."""
     path = expanded(os.fspath(given))
-    if why := not_local(path):
-        raise MissingError(f"{path}: {why}", file=path)
+    if why := not_local(path) or "no path: it holds a NUL" * ("\0" in path):
+        raise MissingError(f"{path!r}: {why}" if "\0" in path else f"{path}: {why}", file=path)
     return os.path.abspath(path)
 
 

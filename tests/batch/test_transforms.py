@@ -164,3 +164,12 @@ def test_each_device_and_type_has_constants_of_its_own_which_no_copy_of_the_tran
     for copied in (pickle.loads(pickle.dumps(normalize)), copy.deepcopy(normalize)):
         assert not copied._scalings[None]._by_device
         assert torch.equal(copied(torch.ones(1, 2)), normalize(torch.ones(1, 2)))
+
+
+def test_a_gradient_goes_through_constants_that_were_made_in_inference_mode():
+    undo = Normalize(2.0, 4.0, scale="stored").inverse
+    values = torch.ones(3, requires_grad=True)
+    with torch.inference_mode():
+        undo(torch.ones(3))
+    undo(values).sum().backward()
+    assert values.grad.tolist() == [4.0] * 3

@@ -59,13 +59,13 @@ class RootDirectory:
         self._checked_folders: set[str] = set()
 
     def path_of(self, path: str) -> str:
-        """Absolute; accesses no files."""
+        """Absolute; accesses no files, but for a path that a shell would change."""
         if _PLAIN.fullmatch(path):  # fast path, a third of the time
             return f"{self.root}/{path}" if self.root != "/" else f"/{path}"
+        if path.startswith(("~", "$", "file://")) and "\0" not in path:
+            path = expanded(path, self.root)
         if not path or "\0" in path:
             raise ManifestError(f"{path!r}: not a path; give the path of a file")
-        if path.startswith(("~", "$", "file://")):
-            path = expanded(path)
         if why := not_local(path):
             raise ManifestError(f"{path}: {why}")
         joined = os.path.join(self.root, path)

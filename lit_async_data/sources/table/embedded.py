@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import ChangedError, CorruptError
+from lit_async_data.errors import ChangedError, CorruptError, FormatError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import MemoryNeeds, Reservation, StorageLayout, starts
@@ -198,13 +198,13 @@ class ParquetGroups:
 
     def __init__(self, name: str, files: Sequence[str], open_file: Callable[[str], Any]) -> None:
         self._name, self._files, self._open = name, files, open_file
-        self._states, self._places = list[State](), list[tuple[int, int]]()
+        self._states, self._places, self._nbytes = list[State](), list[tuple[int, int]](), list[int]()
 
     @classmethod
     def files(
         cls, name: str, kind: Any, files: Sequence[str], rows: Indices, open_file: Callable[[str], Any]
     ) -> EmbeddedFiles:
-        load, counts, nbytes, complete = cls(name, files, open_file), list[int](), list[int](), list[bool]()
+        load, counts, complete = cls(name, files, open_file), list[int](), list[bool]()
         for number, file in enumerate(files):
             load._states.append(_state(file))
             with open_file(file) as parquet:
@@ -214,9 +214,9 @@ class ParquetGroups:
                     own = [leaf.statistics for leaf in leaves if leaf.path_in_schema in (name, f"{name}.bytes")]
                     complete.append(all(each is not None and each.null_count == 0 for each in own))
                     counts.append(group.num_rows)
-                    nbytes.append(sum(leaf.total_uncompressed_size for leaf in leaves))
+                    load._nbytes.append(sum(leaf.total_uncompressed_size for leaf in leaves))
                 load._places += [(number, group) for group in range(parquet.num_row_groups)]
-        return EmbeddedFiles(Groups(kind, counts, nbytes, load, complete), rows)
+        return EmbeddedFiles(Groups(kind, counts, load._nbytes, load, complete), rows)
 
     def __call__(self, group: int) -> Any:
         number, place = self._places[group]
@@ -227,13 +227,17 @@ class ParquetGroups:
         try:
             with self._open(file) as parquet:
                 column = parquet.read_row_group(place, columns=[self._name], use_threads=False).column(self._name)
+            chunks = list(map(_storage, column.chunks))
+            array = chunks[0] if len(chunks) == 1 else arrow().concat_arrays(chunks)
         except (arrow().ArrowException, OSError) as error:
+            if self._nbytes[group] >= 2**31:
+                what = f"{printable_path(file)}: {own} has more than 2 GiB; write it with row_group_size=100"
+                raise FormatError(what, file=file, dataset=self._name) from error
             what = f"{printable_path(file)}: {own} does not decode: {quoted(str(error))}; write it again"
             raise CorruptError(what, file=file, dataset=self._name) from error
         if _state(file) != self._states[number]:
             raise changed
-        chunks = list(map(_storage, column.chunks))
-        return chunks[0] if len(chunks) == 1 else arrow().concat_arrays(chunks)
+        return array
 
 
 def _storage(array: Any) -> Any:

@@ -204,6 +204,15 @@ def test_a_path_may_begin_as_in_a_shell_or_be_a_file_url(root, monkeypatch):
     within = RootDirectory(root)
     for path in ("~/in/a.jpg", "$DATA/a.jpg", "${DATA}/a.jpg", f"file://{root}/in/a.jpg"):
         assert within.path_of(path) == os.path.join(root, "in/a.jpg")
+    for name in ("$DATA", "~", "~root"):  # a file that is called so is meant
+        open(os.path.join(root, name), "w").close()
+        assert within.path_of(name) == os.path.join(root, name)
+    assert within.path_of(f"file://{root}/a%23b?c#d") == os.path.join(root, "a#b?c#d")
+    for path in ("file:///a%00b", "file://[x/a"):
+        with pytest.raises(ManifestError, match=r"not a path|an address"):
+            within.path_of(path)
+    with pytest.raises(ManifestError, match="an address"):
+        within.path_of(f"file://other{root}/in/a.jpg")
     assert within.path_of("in/$DATA.jpg") == os.path.join(root, "in/$DATA.jpg")
     for path in ("~/../x", "file:///etc/passwd"):
         with pytest.raises(ManifestError, match="leaves root"):

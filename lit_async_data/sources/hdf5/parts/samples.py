@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import ConfigError, FormatError, SourceError, few
+from lit_async_data.errors import ConfigError, FormatError, MissingError, SourceError, few
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.hdf5.index.index import IndexCache
@@ -26,6 +26,7 @@ from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
 from lit_async_data.sources.hdf5.storage.open_file import FileIdentity
 from lit_async_data.sources.local_files import Exclude, StoredSamples, kept_samples
+from lit_async_data.sources.table.embedded import EmbeddedFiles
 from lit_async_data.sources.table.formats import NoColumnError, is_number, is_text_list, numpy_values, quoted
 from lit_async_data.sources.table.labels import Labels, in_order, no_classes, note_names, trim
 from lit_async_data.sources.table.table import Table, TableReader
@@ -171,6 +172,9 @@ class JoinedTable:
         if table is None:
             return None
         self._refuse_both(name, parts[0])
+        if isinstance(table.array(name), EmbeddedFiles):
+            what = f"{self._table.origin.name}: column {quoted(name)} holds the bytes of files; name another"
+            raise MissingError(what, dataset=name)
         return np.asarray(numpy_values(table.array(name))[np.concatenate([part.rows_of_table() for part in parts])])
 
     def _refuse_both(self, name: str, part: StoredPart) -> None:

@@ -424,7 +424,9 @@ def chosen_layouts(layout: str | Mapping[str, str] | None, keys: list[str]) -> d
 
 # What to do with the names of a field's options where they are given to a source.
 OF_FIELD = {
-    **dict.fromkeys(("datasets", "keys", "columns"), "give fields={KEY: NAME of a dataset, …}"),
     **{name: f"in a field, Field(NAME, …), {text}" for name, text in _INSTEAD.items() if name != "columns"},
     **{each.name: f"give it to a field: Field(NAME, {each.name}=…)" for each in dataclasses.fields(Field)},
+    **dict.fromkeys(
+        ("name", "key", "keys", "dataset", "datasets", "columns"), "give fields={KEY: NAME of a dataset, …}"
+    ),
 }
