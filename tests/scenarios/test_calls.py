@@ -78,7 +78,7 @@ def test_a_batch_of_cropped_jpegs_takes_few_calls(tmp_path):
     crop = {"image_size": 32, "resize": "random_crop"}
     source = ManifestSource(table, {"x": "path", "y": "y"}, root=tmp_path, **crop)
     with AsyncLoader(source, {"batch_size": 32, "workers": 0}) as loader:
-        check(calls_of_batches(loader), 1170)
+        check(calls_of_batches(loader), 1200)  # up to two reads of each file, as the page cache has it
 
 
 # Of a process, each batch has a task and a report besides.

@@ -97,7 +97,7 @@ def test_help_of_a_loader_shows_no_machinery():
         return {name for name in dir(kind) if name[0] != "_"}
 
     settings = {"device", "device_depth"}
-    looks = {"fill", "stats"}
+    looks = {"fill", "stats", "verdict"}
     assert shown(lad.AsyncLoader) == {
         *settings,
         *looks,
