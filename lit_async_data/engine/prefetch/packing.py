@@ -209,7 +209,7 @@ class PinnedBufferPool:
             self._free.clear()
             size = max(pinned_bytes(nbytes), ALIGNMENT)
             log.info("%d pinned blocks of %s for batches to be packed into", self.most - self._count, readable(size))
-            while self._count < self.most:
+            while self._count < self.most or not self._free:  # fewer may be allowed than are out
                 self._free.append(self._allocate(size))
                 self._count += 1
             return self._free.pop()

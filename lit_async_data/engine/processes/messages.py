@@ -150,7 +150,7 @@ class Reports:
 
     def __init__(self, fd: int) -> None:
         self._pipe = open(fd, "wb", buffering=0)  # noqa: SIM115
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # garbage collection inside it may log
 
     def send(self, report: Report, payload: bytes = b"") -> None:
         data = memoryview(report._replace(payload=len(payload)).packed() + payload)
