@@ -55,7 +55,7 @@ def read(
     """
     if isinstance(dataset, str):
         path, found, name = dataset.rpartition(":/")
-        local_path(dataset if dataset.startswith(f"{path}://") else path)  # an address is told at once
+        local_path(dataset if dataset.startswith(f"{path}://") else path)  # refuses an address
         if not found:
             raise ConfigError(f"{dataset!r} is not FILE:/DATASET, such as scan.h5:/data", "dataset")
     elif not isinstance(dataset, h5py.Dataset) or not dataset:

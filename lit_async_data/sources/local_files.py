@@ -100,7 +100,7 @@ _MISTAKEN = {
     rb"\x93NUMPY": "a .npy array; read it by kind: npy",
     rb"PAR1": "a Parquet table; give it to ManifestSource",
 }
-# So many bytes are looked at.
+# The bytes that `mistaken` needs.
 HEAD_BYTES = 400
 
 

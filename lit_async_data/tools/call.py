@@ -115,7 +115,7 @@ def given_source(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
 
 
 def source_of(paths: Sequence[str]) -> str:
-    local_path(path := expanded(paths[0]))  # an address is told at once
+    local_path(path := expanded(paths[0]))  # refuses an address
     folder = os.path.isdir(path)
     ends = {os.path.splitext(name)[1].lower() for name in os.listdir(path)} if folder else set[str]()
     if found := sorted(ends & set(HDF5)):

@@ -401,7 +401,7 @@ class BaseLoader(BatchIterator):
             'too little to say of 2 batches'
         """
         run, stats = self._run, self.stats()
-        steps, total_s = stats.batches - run.before.batches, run.asked_s - run.began_s
+        steps, total_s = stats.batches - run.before.batches, max(run.asked_s - run.began_s, 0.0)
         if steps < LEAST_STEPS or total_s < LEAST_S:
             least = f"a verdict takes {LEAST_STEPS} batches and {LEAST_S:.0f} s of one pass"
             return f"too little to say of {steps} batches in {total_s:.1f} s: {least}"

@@ -291,7 +291,7 @@ LOOKS = 8
 
 
 class Ahead:
-    """Fetches and decodes for later batches, so many ahead. Called by several workers at once."""
+    """Fetches and decodes for later batches. Called by several workers at once."""
 
     def __init__(self, source: Source, batches: int, shares: Shares) -> None:
         self._source = source

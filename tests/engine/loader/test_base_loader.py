@@ -18,6 +18,7 @@ from support.sources.numbered import LENGTH, WIDE, Bad, loader_of, order, seen
 from support.threads.waits import until
 from waiting.on_device.fake_streams import FakeStreams
 
+from lit_async_data import AsyncLoader
 from lit_async_data.engine.device.queues import InlineQueue
 from lit_async_data.engine.loader.base_loader import Engine
 from lit_async_data.errors import ClosedError, ReadError
@@ -166,3 +167,14 @@ def test_copies_are_asked_for_after_each_batch_though_threads_read(monkeypatch, 
     pretend(monkeypatch, lambda device: FakeStreams("side"), has_streams=lambda device: copies)
     engine = Engine(SimpleNamespace(lend=None), torch.device("cpu"), depth=1, asks=False)
     assert (engine.copies, engine.asks) == (copies, copies)
+
+
+def test_a_verdict_before_the_first_batch_has_waited_for_no_time():
+    class Broken(ArraySource):
+        def read_into(self, samples, out):
+            raise OSError("the disk is gone")
+
+    with AsyncLoader(Broken({"x": np.zeros(8)}), {"batch_size": 4, "shuffle": False}) as loader:
+        with pytest.raises(ReadError):
+            next(iter(loader))
+        assert loader.verdict().startswith("too little to say of 0 batches in 0.0 s")
