@@ -75,7 +75,7 @@ _NAMES = {
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]  # the names that are imported above for type checkers
+__all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]  # imported above, for type checkers
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ import lit_async_data
 from lit_async_data.errors import AsyncDataError
 from lit_async_data.tools import doctor, inspect, pack
 
-# Modules with `add_arguments(parser)`, and `run(arguments)`, which prints.
+# Modules with `add_arguments(parser)`, and `run(arguments)`, which prints and may return an exit status.
 COMMANDS = {"inspect": inspect, "doctor": doctor, "pack": pack}
 
 

@@ -1,7 +1,4 @@
-"""Every exception of the package, and what each one means to the caller.
-
-All are at the top level, too: ``from lit_async_data import ReadError``.
-"""
+"""Every exception of the package. All can be imported from the top level, too."""
 
 from __future__ import annotations
 
@@ -14,16 +11,16 @@ class AsyncDataError(Exception):
     """Base of every error of this package.
 
     Args:
-        message: What is wrong, and what to do about it; without ``place``, first where it happened.
-        place: Where it happened; the text of the error begins with it.
+        message: What is wrong, and what to do next. Without ``place``, it begins with the location.
+        place: The location; the text of the error begins with it.
         file: Path of the file.
         dataset: Name of the dataset inside ``file``.
         row: Row of that dataset, counted from 0.
         sample_id: Sample number in the source, as ``source.locate`` takes it.
-        stage: What failed: ``"read"``, ``"transform"``, ``"copy"``, …
+        stage: The step that failed: ``"read"``, ``"transform"``, ``"copy"``, …
         worker: Number of the worker in which it failed.
 
-    Each of these from ``file`` on is also an attribute, None if unknown; ``message`` is one, too.
+    All arguments but ``place`` are also attributes; unknown ones are None.
 
     Example:
         >>> error = ReadError("short read", place="scan.h5:/data[7]", file="scan.h5", row=7)
@@ -59,7 +56,7 @@ class ConfigError(AsyncDataError, ValueError):
     Args:
         message: As for `AsyncDataError`.
         option: The key of the option, such as ``"fields.y.null"``; None if no single option is wrong.
-        place: Where it happened; the text begins with option and place.
+        place: The location; the text begins with option and place.
         **where: As for `AsyncDataError`.
 
     Example:
@@ -73,7 +70,7 @@ class ConfigError(AsyncDataError, ValueError):
         self.option = option
 
     def within(self, prefix: str) -> Self:
-        """The same error of an option that is part of another one; ``prefix`` ends with a dot."""
+        """The same error, if the option is part of another option; ``prefix`` ends with a dot."""
         error = copy.copy(self)
         error.args = (f"{prefix}{self}",)
         error.option = self.option and prefix + self.option
@@ -89,7 +86,7 @@ class SourceError(AsyncDataError):
 
     Args:
         message: As for `AsyncDataError`.
-        errors: If this error stands for several, each of them, in the order of the samples.
+        errors: The errors that this one stands for, if several, in the order of the samples.
         **where: As for `AsyncDataError`.
 
     Example:
@@ -113,7 +110,7 @@ class MissingError(SourceError):
 
 
 class FormatError(SourceError):
-    """A file or dataset exists, but cannot be read as a field of a batch."""
+    """A file or dataset exists, but its contents cannot be a field of a batch."""
 
 
 class ChangedError(SourceError):
@@ -133,7 +130,7 @@ class ReadError(AsyncDataError):
 
 
 class TransformError(AsyncDataError):
-    """A transform failed on a sample or a batch, or returned what does not fit; the cause is chained."""
+    """A transform failed on a sample or a batch, or returned a value that does not fit; the cause is chained."""
 
 
 class WorkerError(AsyncDataError):
@@ -178,7 +175,7 @@ def batch_error(
 
 
 def few(numbers: Sequence[int | str]) -> str:
-    """The first three, and their count if there are more, for a message."""
+    """The first three numbers, and the count if there are more, for a message."""
     shown = ", ".join(map(str, numbers[:3]))
     return shown if len(numbers) <= 3 else f"{shown}, … ({len(numbers)} in all)"
 

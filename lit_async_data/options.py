@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError
 
-# Numbers as an option. Of npt.ArrayLike alone, jsonargparse takes no list, and makes complex numbers of others.
+# Numbers as an option. For npt.ArrayLike alone, jsonargparse refuses lists and turns single numbers into complex ones.
 ArrayLike = float | Sequence[Any] | npt.ArrayLike
 
 SHUFFLES = ("none", "chunk", "global", "auto")
@@ -27,16 +27,16 @@ WorkerKind = Literal["auto", "thread", "process"]
 ON_ERROR = ("raise", "skip", "substitute")
 OnError = Literal["raise", "skip", "substitute"]
 
-# Options of other loaders, mostly of torch.utils.data.DataLoader, and what to do instead.
+# Options of other loaders, mostly of torch.utils.data.DataLoader, and their replacements here.
 INSTEAD = {
     "balance": "use weights=Balanced(…), or weights={balanced: …} in a configuration",
     "num_workers": "use workers",
     "prefetch_factor": "use queue_depth (batches ready on the host, over all workers)",
-    "pin_memory": "leave it out: slots are pinned by themselves where the device is a GPU",
+    "pin_memory": "leave it out: the loader pins its slots if the device is a GPU",
     "persistent_workers": "leave it out: workers always live on from epoch to epoch",
     "timeout": "use timeout_s",
     "generator": "use seed",
-    "sampler": "use shuffle and seed, or weights where it draws by weight",
+    "sampler": "use shuffle and seed, or weights if the sampler draws by weight",
     "batch_sampler": "use batch_size, shuffle and drop_last, and batch_by for samples of like length",
     "collate_fn": "leave it out: samples are written straight into the batch, which batch_transform can change",
     "multiprocessing_context": "use worker_kind",
@@ -54,11 +54,11 @@ T = TypeVar("T")
 
 
 def explains_names(*elsewhere: Mapping[str, str], **required: str) -> Callable[[type[T]], type[T]]:
-    """A class whose constructor refuses an unknown name as `check_names` does, in place of Python's bare `TypeError`.
+    """Makes a constructor refuse unknown and missing options with a `ConfigError` that gives advice.
 
     Args:
-        *elsewhere: What to do instead, by names that belong elsewhere.
-        **required: What to do without an option that must be given.
+        *elsewhere: Advice for options that belong elsewhere, by their names.
+        **required: Advice for required options, by their names.
     """
     instead = dict(itertools.chain(*(each.items() for each in reversed(elsewhere))))
 
@@ -81,7 +81,7 @@ def explains_names(*elsewhere: Mapping[str, str], **required: str) -> Callable[[
 
 
 def check_names(given: Mapping[Any, object], known: list[str], instead: Mapping[str, str] = INSTEAD) -> None:
-    """Refuses a name that is no option; the message says what to write instead, or suggests the probable one."""
+    """Refuses unknown option names; the message names the replacement or the most similar option."""
     import difflib
 
     for name in given:
@@ -101,11 +101,12 @@ class Balanced:
     """Weights with which each class of a field is drawn equally often, for `LoaderOptions`.
 
     Args:
-        field: Key of a field of classes, or of several labels per sample: 1 for each and 0 else, shape (classes,). Then
-            none is a class, too. Samples of class −100, which losses ignore, are never drawn.
+        field: Key of a field of classes; or of a field of several labels per sample, shape (classes,), 1 for each label
+            that a sample has and 0 for the others: then samples without a label form one more class. Samples of class
+            −100, which losses ignore, are never drawn.
 
     Raises:
-        ConfigError: It is no key.
+        ConfigError: ``field`` is not a key.
 
     Example:
         >>> LoaderOptions(batch_size=256, weights=Balanced("y")).weights
@@ -130,72 +131,73 @@ class LoaderOptions:
 
     Attributes:
         batch_size: Samples per batch and device, ≥ 1. One step of all ranks takes ``batch_size × ranks`` samples.
-        shuffle: ``"none"``: as stored. ``"global"``: a new permutation of all samples each epoch. ``"chunk"``: a new
-            order of chunks each epoch, with samples mixed from ``shuffle_chunks`` of them at a time, so that each chunk
-            is decoded once per epoch. ``"auto"`` (or True): ``"chunk"`` if compressed chunks hold several samples,
-            otherwise ``"global"``. False is ``"none"``. None: ``"auto"`` for the training stage of an
-            `AsyncDataModule` and where ``weights`` draw, else ``"none"``, as in a ``DataLoader``. The evaluation stages
-            of a DataModule do not inherit it; their own options can name it.
+        shuffle: ``"none"``: storage order. ``"global"``: a new permutation of all samples each epoch. ``"chunk"``: a
+            new order of chunks each epoch, which mixes samples of ``shuffle_chunks`` chunks at a time and decodes each
+            chunk once. ``"auto"`` (or True): ``"chunk"`` if compressed chunks hold several samples, else ``"global"``.
+            False is ``"none"``. None: ``"auto"`` in the training stage of an `AsyncDataModule` and with ``weights``,
+            else ``"none"``, as in a ``DataLoader``. Evaluation stages of a DataModule do not inherit this option; their
+            own options can set it.
         shuffle_chunks: Chunks that are mixed at a time, ≥ 1. A larger number mixes better and takes more memory: twice
             as many decoded chunks. Changes the order.
         seed: Key of every permutation and of all random numbers of transforms, draws and substitutes, 0 to 2**63 − 1.
-            Workers and queue depth never change the order of a seed. None: that of the place from which the loader
-            resumes; else that of Lightning's ``seed_everything``, in an `AsyncDataModule` of rank 0; else 0. An
-            `AsyncLoader` that you build with several ranks takes 0, since ranks may have seeds of their own.
+            The numbers of workers and slots never change the order. None: the seed of the checkpoint from which the
+            loader resumes; else of Lightning's ``seed_everything`` (on rank 0, in an `AsyncDataModule`); else 0. An
+            `AsyncLoader` that you build with several ranks uses 0, since each rank may have another seed.
         drop_last: Drop the samples that do not fill a step of all ranks.
-        pad_last: Fill batches that are short up to ``batch_size``, or with ``batch_by`` to the size of their bucket, by
-            repeating their last sample, so that all shapes are known to ``torch.compile`` and CUDA graphs. Each batch
-            then has a field ``mask``, bool of shape (B,), which is False for what was filled in. ``batch_transform``
-            gets batches without it. Evaluation fills nothing, unless ``val_loader`` or another says so.
-        workers: Reader threads, or reader processes if Python code reads or transforms samples in them. 0 reads in the
-            caller's thread, so that a debugger stops there. ``"auto"`` starts with 1. If samples are decoded (by 4
-            threads at most) or the workers are processes, it adds one while the loop waits for batches, as long as each
-            helps; never more than the cores that this rank may use. If Python code reads the samples (`DatasetSource`)
-            or transforms them, and no reader process can, 0: such a thread would hold the GIL (without the GIL 1).
-        worker_kind: Where workers run. ``"thread"``: in this process. ``"process"``: in reader processes, which take
-            nothing of this process's GIL; batches come through shared memory. ``"auto"``: in processes if samples are
-            decoded, read under a lock, read from a file each, or read or transformed by Python code, and a core is
+        pad_last: Fill short batches to ``batch_size``, or with ``batch_by`` to the size of their bucket, by repeating
+            their last sample, so that ``torch.compile`` and CUDA graphs know all shapes. Each batch then has a field
+            ``mask``, bool of shape (B,), False for the repeated samples; ``batch_transform`` gets batches without it.
+            Evaluation fills no batch, unless its own options (``val_loader``, …) say so.
+        workers: Number of reader threads, or of reader processes if Python code reads or transforms samples. 0 reads in
+            the caller's thread, so that a debugger stops there. ``"auto"`` starts with 1. If samples are decoded (by at
+            most 4 threads) or the workers are processes, it adds workers one by one while the loop waits for batches
+            and each one helps, up to the number of cores that this rank may use. It uses 0 if Python code reads
+            (`DatasetSource`) or transforms the samples and no reader process can, because a thread would hold the GIL
+            (1 on Python without the GIL).
+        worker_kind: Where workers run. ``"thread"``: in this process. ``"process"``: in reader processes, which do not
+            take this process's GIL and pass batches through shared memory. ``"auto"``: in processes if samples are
+            decoded, read under a lock, read from one file each, or read or transformed by Python code, and a core is
             free; in threads if reading is a copy, and on Python without the GIL.
-        queue_depth: Slots being filled or ready on the host, ≥ 1; there is at least one for each worker, and one more
-            holds the batch in use. A slot holds one batch, or several small ones that are read together: up to 12 MiB,
-            and as many as can be read in 0.02 s.
+        queue_depth: Slots being filled or ready on the host, ≥ 1. There is at least one slot for each worker, and one
+            more holds the batch in use. A slot holds one batch, or several small ones that are read together: up to
+            12 MiB, and as many as can be read in 0.02 s.
         cache_bytes: Bytes of decoded chunks to cache for the loader's lifetime. A dataset that fits is decoded once.
         memory_budget: Most bytes that this loader may hold: slots, decoded chunks and cache. None: a
             quarter of the memory of this machine or container, shared by the ranks of the node.
-        timeout_s: Seconds without a batch after which the loader writes the stacks of all threads, also of reader
-            processes, to standard error, and raises `StalledError`.
-        warn_after_s: Seconds without a batch after which a warning says what each worker is at; said again whenever the
-            wait has doubled.
-        restarts: How often a batch during which a reader process died is read again, by a new process, before it is a
-            `WorkerError` in its place; 0: at the first death. The order never changes.
-        on_error: What becomes of a sample that is missing or damaged, or on which ``sample_transform`` fails.
-            ``"raise"``: an error in place of its batch. ``"skip"``: its batch has a sample less, and the epoch as many
-            steps. ``"substitute"``: another sample of the epoch stands in for it; in the evaluation stages of an
-            `AsyncDataModule`, it is left out. Ranks, workers and a resume do not change which. What is no sample's
-            fault, such as a disk that is gone, is an error under each of them.
-        max_bad: Bad samples of an epoch, on this rank, above which the run ends with an error: a number, or a share of
-            the rank's samples (at least 1) as a float.
-        quarantine: File to which each bad sample is appended once, as a line of JSON. None: the folder of the Trainer's
-            log has one for each rank; without a Trainer they are only counted.
-        weights: Draws samples with replacement, in proportion to these numbers: an array with one for each sample, the
-            key of a field of numbers, or ``Balanced("y")`` (in a configuration ``{balanced: y}``), with which all
-            classes of field ``y`` are equally frequent. Training only.
+        timeout_s: Seconds without a batch after which the loader writes the stacks of all threads, including those of
+            reader processes, to standard error and raises `StalledError`.
+        warn_after_s: Seconds without a batch after which a warning says what each worker is doing; repeated whenever
+            the wait has doubled.
+        restarts: How many times a new process reads a batch again after a reader process died while reading it; then
+            a `WorkerError` takes its place. The order never changes.
+        on_error: What happens to a sample that is missing or damaged, or on which ``sample_transform`` fails.
+            ``"raise"``: an error takes the place of its batch. ``"skip"``: its batch has one sample less; the number of
+            steps stays. ``"substitute"``: another sample of the epoch replaces it, the same one for any number of ranks
+            and workers and after a resume; evaluation stages of an `AsyncDataModule` skip it instead. Faults that are
+            not those of a sample, such as a lost disk, always raise an error.
+        max_bad: Bad samples per epoch on this rank above which the run ends with an error: a number, or a share of the
+            rank's samples as a float (at least 1 sample).
+        quarantine: File to which each bad sample is appended once, as a line of JSON. None: one file for each rank in
+            the folder of the Trainer's log; without a Trainer, bad samples are only counted.
+        weights: Draws samples with replacement, in proportion to these numbers: an array with one number per sample,
+            the key of a field of numbers, or ``Balanced("y")`` (in a configuration ``{balanced: y}``), which draws all
+            classes of field ``y`` equally often. Training only.
         epoch_size: Samples per epoch with ``weights``; None: as many as the source has.
-        batch_by: Puts samples of like length together: the key of a field of variable length, or of one with the
-            length of each sample, or an array of these. Fields of variable length are then padded to the bucket of
-            their batch instead of to the longest sample. All epochs and all ranks have the same number of batches.
-            Not for prediction, which keeps the order of the dataset, unless ``predict_loader`` has it too.
+        batch_by: Puts samples of like length into one batch, padded to the length of its bucket instead of the longest
+            sample: the key of a field of variable length, the key of a field of lengths, or an array of lengths. All
+            epochs and ranks have the same number of batches. Prediction keeps the order of the dataset instead, unless
+            ``predict_loader`` sets this option, too.
         batch_elements: Most elements (such as tokens) of a batch with ``batch_by``, padding included. None: only
             ``batch_size`` limits it.
-        buckets: With ``batch_by``, the lengths to which samples are padded, ascending; or how many there are, which are
-            chosen for the least padding.
-        augment: Whether training draws random numbers, differently in each epoch: a source that can, such as a random
-            part of each image (``resize="random_crop"``) instead of the middle; and for transforms as ``rng``, which is
-            None otherwise. Evaluation stages of an `AsyncDataModule` never draw any.
+        buckets: With ``batch_by``, the lengths to which samples are padded, ascending; or the number of such lengths,
+            which the loader then chooses for the least padding.
+        augment: Augment during training, differently in each epoch: random crops in the source
+            (``resize="random_crop"``; else the middle of each image), and an ``rng`` for transforms (else None).
+            Evaluation stages of an `AsyncDataModule` never augment.
         return_indices: Add the sample numbers (int64) to each batch, as key ``index`` or last element.
 
     Raises:
-        ConfigError: A name is unknown or a value is wrong; the message begins with the name.
+        ConfigError: An option is unknown or its value is wrong; the message begins with its name.
 
     Example:
         >>> LoaderOptions(batch_size=256, shuffle=True).shuffle
@@ -243,12 +245,9 @@ class LoaderOptions:
         self._check_int("queue_depth", 1)
         self._check_int("shuffle_chunks", 1)
         self._check_int("cache_bytes", 0, unit="bytes")
-        if self.seed is not None:
-            self._check_int("seed", 0, MAX_SEED, also="null")
-        if self.memory_budget is not None:
-            self._check_int("memory_budget", 1, also="null", unit="bytes")
-        if self.epoch_size is not None:
-            self._check_int("epoch_size", 1, also="null")
+        self._check_int("seed", 0, MAX_SEED, also="null")
+        self._check_int("memory_budget", 1, also="null", unit="bytes")
+        self._check_int("epoch_size", 1, also="null")
         self._check_drawing()
         self._check_lengths()
         self._check_bad_samples()
@@ -270,13 +269,11 @@ class LoaderOptions:
             object.__setattr__(self, "buckets", tuple(bounds.tolist()))
         else:
             self._check_int("buckets", 1)
-        if self.batch_elements is not None:
-            self._check_int("batch_elements", 1, also="null")
+        self._check_int("batch_elements", 1, also="null")
         if self.batch_by is None:
             for name in ("batch_elements", "buckets"):
                 if (given := getattr(self, name)) != getattr(LoaderOptions, name):
-                    what = f"{given!r} needs batch_by, which says what the length of a sample is"
-                    raise ConfigError(what, name)
+                    raise ConfigError(f"{given!r} needs batch_by, which gives the length of each sample", name)
             return
         if not _is_key_or_numbers(self.batch_by):
             what = f"{self.batch_by!r} is neither the key of a field nor a length for each sample"
@@ -317,17 +314,12 @@ class LoaderOptions:
 
     def _check_int(self, name: str, least: int, most: int | None = None, *, also: str = "", unit: str = "") -> None:
         value: Any = getattr(self, name)
-        is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-        number = int(value) if is_int else least - 1
-        if number < least or (most is not None and number > most):
-            span = f"from {least} on" if most is None else f"from {least} to {most}"
-            expected = f"a whole number{' of ' + unit if unit else ''} {span}{' or ' + also if also else ''}"
-            raise ConfigError(f"{value!r} is not {expected}", name)
-        object.__setattr__(self, name, number)
+        if value is not None or also != "null":
+            object.__setattr__(self, name, whole(name, value, least, most, also=also, unit=unit))
 
     @classmethod
     def of(cls, given: LoaderOptions | Mapping[str, Any] | None, where: str = "") -> LoaderOptions:
-        """Returns options from options or from a mapping of option names to values.
+        """Returns options, given as such or as a mapping of option names to values.
 
         Args:
             given: Options or a mapping; None is an error, since ``batch_size`` has no default.
@@ -365,7 +357,7 @@ class LoaderOptions:
         return LoaderOptions.of(current | changes, where)
 
     def as_stored(self) -> LoaderOptions:
-        """Returns these options with each sample once, in storage order, and nothing random."""
+        """Returns these options for reading each sample once, in storage order, without random numbers."""
         return dataclasses.replace(
             self, shuffle="none", weights=None, epoch_size=None, augment=False, on_error=self._without_substitutes
         )
@@ -375,16 +367,16 @@ class LoaderOptions:
         return "skip" if self.on_error == "substitute" else self.on_error
 
     def for_evaluation(self) -> LoaderOptions:
-        """Returns these options for evaluation: in storage order, nothing dropped, filled or random."""
+        """Returns these options for evaluation: as stored, without dropping, filling and random numbers."""
         return dataclasses.replace(self.as_stored(), drop_last=False, pad_last=False)
 
     def evaluated(self) -> LoaderOptions:
-        """Returns these options for a loader that is used in evaluation: the same order, and nothing else random."""
+        """Returns these options in the same order, but without other random numbers, for a loader in evaluation."""
         return dataclasses.replace(self, augment=False, on_error=self._without_substitutes)
 
 
 _HOOKS = "use sample_transform (one sample), batch_transform (a batch on the host) or device_transform (on the device)"
-# What to do with the names of a loader's options where they are given to what holds a loader; and in a source.
+# Advice for options of a loader that are given to an object with loaders, and to a source.
 OF_LOADER = {
     **{name: f"in LoaderOptions, {text}" for name, text in INSTEAD.items()},
     **{each.name: f"give LoaderOptions({each.name}=…)" for each in dataclasses.fields(LoaderOptions)},
@@ -394,7 +386,7 @@ OF_SOURCE = {name: f"a loader does this, not a source: {text}" for name, text in
 
 
 def lightning_seed() -> int:
-    """That of ``seed_everything``, which Lightning leaves in the environment; 0 if it was not called."""
+    """The seed of ``seed_everything``, which Lightning leaves in the environment; 0 if it was not called."""
     seed = os.environ.get("PL_GLOBAL_SEED", "")
     return min(int(seed), MAX_SEED) if seed.isdecimal() else 0
 
@@ -415,11 +407,11 @@ def flag(name: str, given: object) -> None:
         raise ConfigError(f"{given!r} is not true or false", name)
 
 
-def whole(name: str, given: Any, least: int, most: int | None = None) -> int:
+def whole(name: str, given: Any, least: int, most: int | None = None, *, also: str = "", unit: str = "") -> int:
     is_whole = isinstance(given, numbers.Integral) and not isinstance(given, bool)
     number = int(given) if is_whole else least - 1
     if number < least or (most is not None and number > most):
-        raise ConfigError(
-            f"{given!r} is not a whole number from {least} {'on' if most is None else f'to {most}'}", name
-        )
+        of, end = f" of {unit}" if unit else "", "on" if most is None else f"to {most}"
+        others = f" or {also}" if also else ""
+        raise ConfigError(f"{given!r} is not a whole number{of} from {least} {end}{others}", name)
     return number

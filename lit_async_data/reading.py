@@ -7,16 +7,15 @@ import concurrent.futures
 import contextlib
 import functools
 import itertools
-import numbers
 import os
 import threading
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import Array
 from lit_async_data.errors import ClosedError, ConfigError
+from lit_async_data.options import whole
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.index.index import IndexCache, in_one_file
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache, ChunkedReader
@@ -29,21 +28,22 @@ from lit_async_data.sources.local_files import local_path
 from lit_async_data.system import OURS, usable_cores
 
 Rows = slice | npt.ArrayLike | None
-# Fewer bytes are decoded in the calling thread. More are cut into blocks, several per thread: some take longer.
-# Two threads that copy uncompressed rows are slower than one: at random, by half.
+# Smaller requests are decoded in the calling thread. Larger ones are cut into several blocks per thread, since some
+# blocks take longer. Only decoding uses several threads: two threads that copy uncompressed rows are slower than one,
+# by half for random rows.
 BLOCK_BYTES, BLOCKS_PER_THREAD = 2**18, 4
 
 
 def read(
     dataset: str | h5py.Dataset, rows: Rows = None, out: Array | None = None, *, threads: int | None = None
 ) -> Array:
-    """Read rows of one dataset, once: `open_reader` keeps what each call of this finds out about the file.
+    """Read rows of one dataset. Each call inspects the file; for several calls use `open_reader`, which does so once.
 
     Args:
         dataset: ``"FILE:/DATASET"``, or a dataset of a file that h5py has open for reading.
-        rows: As `FileReader.read` takes them, and so ``out``, result and errors.
-        out: The array to fill, if any.
-        threads: As `open_reader` takes them.
+        rows: As in `FileReader.read`, which also describes the result and the errors.
+        out: As in `FileReader.read`.
+        threads: As in `open_reader`.
 
     Example:
         >>> import h5py, tempfile
@@ -59,11 +59,11 @@ def read(
         if not found:
             raise ConfigError(f"{dataset!r} is not FILE:/DATASET, such as scan.h5:/data", "dataset")
     elif not isinstance(dataset, h5py.Dataset) or not dataset:
-        raise ConfigError(f"{dataset!r} is no open dataset; give one, or FILE:/DATASET", "dataset")
+        raise ConfigError(f"{dataset!r} is not an open dataset; give one, or FILE:/DATASET", "dataset")
     elif dataset.file.mode != "r" or not in_one_file(dataset):
         raise ConfigError(
-            f"{dataset!r} is in a file that is open for writing, or no file, so its values may not be on disk "
-            "yet; close it, and give FILE:/DATASET",
+            f"{dataset!r} is in memory or in a file that is open for writing, so its values may not be on disk "
+            "yet; close the file, and give FILE:/DATASET",
             "dataset",
         )
     else:
@@ -79,18 +79,18 @@ def open_reader(
     cache_dir: str | os.PathLike[str] | None = None,
     allow_external: bool = False,
 ) -> FileReader:
-    """Open a file to read rows of its datasets; close it, or use it in ``with``.
+    """Open a file to read rows of its datasets; close the reader, or use it in ``with``.
 
     Args:
-        path: The file. A `ChangedError` is raised if it is written to afterwards.
+        path: The file. If a program writes to it afterwards, reading raises a `ChangedError`.
         threads: Threads that decode large requests; None: one for each core that this process may use.
         cache_dir: As in `HDF5Source`.
         allow_external: As in `HDF5Source`.
 
     Raises:
         ConfigError: ``threads`` is not a whole number from 1 on.
-        MissingError: There is no such file.
-        FormatError: It is not HDF5.
+        MissingError: The file does not exist.
+        FormatError: The file is not HDF5.
 
     Example:
         >>> import h5py, tempfile
@@ -101,14 +101,12 @@ def open_reader(
         ...         reader.read("data", slice(0, 4)).shape, reader.read("labels", [-1, 3])
         ((4, 8, 8), array([9, 3]))
     """
-    count: Any = usable_cores() if threads is None else threads
-    if not isinstance(count, numbers.Integral) or count < 1:
-        raise ConfigError(f"{threads!r} is not a whole number from 1 on", "threads")
-    return FileReader(local_path(path), int(count), IndexCache(cache_dir), allow_external=allow_external)
+    count = usable_cores() if threads is None else whole("threads", threads, 1)
+    return FileReader(local_path(path), count, IndexCache(cache_dir), allow_external=allow_external)
 
 
 class FileReader(contextlib.AbstractContextManager["FileReader"]):
-    """Reads rows of the datasets of one file. Thread-safe. Keeps handles, indexes, and the chunks decoded last."""
+    """Reads rows of the datasets of one file. Thread-safe. Keeps file handles, indexes and recently decoded chunks."""
 
     def __init__(self, path: str, threads: int, cache: IndexCache, *, allow_external: bool) -> None:
         self.path = path
@@ -123,12 +121,12 @@ class FileReader(contextlib.AbstractContextManager["FileReader"]):
         self._pool = concurrent.futures.ThreadPoolExecutor(threads, OURS)
 
     def read(self, dataset: str, rows: Rows = None, out: Array | None = None) -> Array:
-        """Read rows of a dataset. What has no fast way comes through h5py, under its lock and as h5py gives it.
+        """Read rows of a dataset. Datasets without a fast reader are read by h5py, under its lock.
 
         Args:
-            dataset: Its name, from the root of the file. Of records, also a member: ``"events.label"``.
-            rows: Row numbers in any order, also repeated ones, and negative ones that count from the end; a mask over
-                all rows; a slice; or None for all. A dataset without axes has only None.
+            dataset: Its name, from the root of the file. For records, also the name of a member: ``"events.label"``.
+            rows: Row numbers in any order, also repeated; negative numbers count from the end. Or a mask over all rows,
+                a slice, or None for all rows. A dataset without axes takes None only.
             out: A C-contiguous array to fill, of the shape and dtype that would be returned.
 
         Returns:
@@ -136,8 +134,8 @@ class FileReader(contextlib.AbstractContextManager["FileReader"]):
 
         Raises:
             ConfigError: ``rows`` or ``out`` do not fit the dataset.
-            IndexError: There is no such row.
-            SourceError: The dataset does not exist, is damaged or has changed, or no reader takes it.
+            IndexError: A row number is out of range.
+            SourceError: The dataset does not exist, is damaged or has changed, or no reader supports it.
             ClosedError: The reader is closed.
         """
         self._main.check_process()  # before a lock that a thread may have held when this process was forked
@@ -182,7 +180,7 @@ class FileReader(contextlib.AbstractContextManager["FileReader"]):
 
     def _opened(self, name: str) -> tuple[StoredDataset, OpenFile, Reader, tuple[str, ...]]:
         if not isinstance(name, str) or not name.strip("/"):
-            raise ConfigError(f"{name!r} names none; give one of {self.path}", "dataset")
+            raise ConfigError(f"{name!r} names no dataset; give a name in {self.path}", "dataset")
         where = f"{self.path}:/{name.strip('/')}"
 
         def inspected() -> tuple[StoredDataset, tuple[str, ...]]:
@@ -211,7 +209,7 @@ class FileReader(contextlib.AbstractContextManager["FileReader"]):
 
 def _chosen(rows: Rows, stored: StoredDataset) -> range | Indices:
     if not stored.shape and rows is not None:
-        raise ConfigError(f"{stored} is a single value, which has none; leave them out", "rows")
+        raise ConfigError(f"{stored} is a single value, which has no rows; leave them out", "rows")
     count = stored.rows if stored.shape else 1
     if rows is None or isinstance(rows, slice):
         found = range(count)[slice(None) if rows is None else rows]
@@ -231,7 +229,7 @@ def _chosen(rows: Rows, stored: StoredDataset) -> range | Indices:
 
 
 def _blocks(rows: range | Indices, chunk: int, count: int) -> list[slice | Indices]:
-    """Places of rows in about ``count`` blocks. No chunk of ``chunk`` rows is in two of them."""
+    """Places of rows in about ``count`` blocks, none of which shares a chunk of ``chunk`` rows with another."""
     cuts = np.arange(1, count) * len(rows) // max(count, 1)
     if isinstance(rows, range):
         cuts -= (rows.start + cuts) % chunk

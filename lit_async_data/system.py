@@ -1,8 +1,8 @@
-"""What a process has of its system: cores, files and memory; forks and exit, for threads; a gate to wait at.
+"""The operating system: cores, files and memory of a process, forks and exit, and a gate for threads.
 
-What Linux offers and macOS or Windows lack stands here, with what is done there instead: other modules take these names
-from here and not from `os`, `mmap` or `resource`. Reader processes are for systems that have everything that they use;
-see `system_refusal` in `engine/resources/workers.py`.
+Functions of Linux that macOS or Windows lack have their substitutes here: other modules import them from here and not
+from `os`, `mmap` or `resource`. Reader processes need a system that has all of them; see `system_refusal` in
+`engine/resources/workers.py`.
 """
 
 from __future__ import annotations
@@ -36,29 +36,28 @@ class Lazy:
         return getattr(self._module, name)
 
 
-# What the names of the threads of this package begin with.
+# Prefix of the names of this package's threads.
 OURS = "lit_async_data"
-# Seconds between two checks whether the other side is alive.
+# Seconds between two checks whether the other thread or process is alive.
 POLL_S = 0.5
 
-# Flags of os.open; 0 where the system has none. Windows alone has O_BINARY: without it, it changes line ends.
+# Flags of os.open; 0 on systems without the flag. Windows needs O_BINARY, or it converts line ends.
 CLOSE_ON_EXEC = getattr(os, "O_CLOEXEC", 0)
 NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 NO_TERMINAL = getattr(os, "O_NOCTTY", 0)
 NO_BLOCKING = getattr(os, "O_NONBLOCK", 0)
 BINARY = getattr(os, "O_BINARY", 0)
-# Makes reads fail for pages outside the page cache. Linux alone has it.
+# Makes reads fail for pages outside the page cache (Linux only).
 NO_WAIT = getattr(os, "RWF_NOWAIT", 0)
 
-# Descriptors that the C library of Windows opens at most, and bytes of memory that a machine is taken to have if it
-# does not say.
+# Most descriptors that the C library of Windows opens; assumed bytes of memory where the system does not say.
 WINDOWS_DESCRIPTORS, UNKNOWN_MEMORY = 8192, 8 * 2**30
 
 _seeking = threading.Lock()
 
 
 def usable_cores() -> int:
-    """At least 1. Where the system does not say (macOS), all that there are."""
+    """The cores that this process may use, at least 1; on macOS, which does not say, all cores."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -76,25 +75,25 @@ def memory() -> int:
 
 
 def user_id() -> int:
-    """The number of this user, as files have it; 0 on Windows, where all files have 0."""
+    """The user id, to compare with that of a file; 0 on Windows, where all files have 0."""
     return os.geteuid() if hasattr(os, "geteuid") else 0
 
 
 def private_memory(nbytes: int) -> mmap.mmap:
-    """Memory of the system, filled with zeros, which forked children do not share."""
+    """Anonymous memory, filled with zeros, that forked children do not share."""
     if hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return mmap.mmap(-1, nbytes)
 
 
 def read_at_random(mapped: mmap.mmap) -> None:
-    """Tell the system that a map is read at random places, so that it reads no neighbours."""
+    """Tell the system not to read ahead in a memory map."""
     if hasattr(mapped, "madvise") and hasattr(mmap, "MADV_RANDOM"):
         mapped.madvise(mmap.MADV_RANDOM)
 
 
 def is_cold(descriptor: int, offset: int) -> bool | None:
-    """Whether a byte of a file is not in memory; None if the system cannot tell."""
+    """Whether a byte of a file is outside the page cache; None if the system cannot tell."""
     if not NO_WAIT:
         return None
     try:
@@ -102,8 +101,7 @@ def is_cold(descriptor: int, offset: int) -> bool | None:
     except BlockingIOError:
         return True
     except OSError as error:
-        # If the disk fails, the read itself will report it.
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.EIO):
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.EIO):  # the read itself will report a bad disk
             raise
         return None
     return False
@@ -138,7 +136,7 @@ preadv: Callable[[int, Sequence[Any], int], int] = getattr(os, "preadv", _read_i
 
 
 def leave_at_exit() -> None:
-    """Ends a daemon thread at interpreter exit, when the modules and files that it uses may be closed already."""
+    """Ends a daemon thread at interpreter exit, when its modules and files may be closed already."""
     if threading.current_thread() is not threading.main_thread() and not threading.main_thread().is_alive():
         raise SystemExit
 
@@ -165,16 +163,16 @@ class Gate:
 
     def __init__(self) -> None:
         self._opened = False
-        self._closed = threading.Lock()  # held until `open`, and then briefly by each thread that passes
+        self._closed = threading.Lock()  # held until `open`, and briefly by each thread that passes afterwards
         self._closed.acquire()
 
     def open(self) -> None:
         self._opened = True
-        with contextlib.suppress(RuntimeError):  # it was open
+        with contextlib.suppress(RuntimeError):  # the gate was open already
             self._closed.release()
 
     def wait(self, timeout: float) -> bool:
-        """Whether it is open. If an interrupt hits another thread that passes, this one may wait the whole time."""
+        """Whether the gate is open. Takes the whole timeout if an interrupt hits another thread that passes."""
         if not self._opened and self._closed.acquire(timeout=timeout):
             with contextlib.suppress(RuntimeError):  # `open` was called again meanwhile
                 self._closed.release()

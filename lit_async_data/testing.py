@@ -23,12 +23,12 @@ from lit_async_data.sources.contract.source import (
 
 
 class ArraySource(Source):
-    """A source of arrays in memory, which says of where they lie what a test wants. Safe to read from several threads.
+    """A source of arrays in memory, with any storage layout that a test needs. Safe to read from several threads.
 
     Args:
         arrays: One array per batch key, samples on axis 0.
         parts: Names of the parts in order, and the number of samples of each: ``{"a.h5:/left": 10}``. None: one part.
-        columns: Values that are in no batch, one per sample, by name.
+        columns: Values by name, one per sample, that no batch contains.
         chunks: The storage layout to report. None: samples are read one by one, under a lock.
 
     Example:
@@ -84,24 +84,24 @@ class ArraySource(Source):
 
 
 THREADS = 4
-# Bytes before and after an array that is given to `read_into`, which must not change.
+# Bytes before and after an array for `read_into`, which must not change them.
 MARGIN = 64
 
 
 def check_contract(source: Source, *, samples: int = 50) -> None:
     """Test that a source keeps the promises of `Source`. For the tests of your own sources.
 
-    It reads some samples in many ways and compares the bytes: alone, in any order, repeated, some of the fields, into
-    memory with other content before, from several threads, after `close`, from a pickled copy, and after reading
-    ahead. It also checks that numbers out of range are refused, and what the source says about its chunks and parts. It
-    closes the source at the end.
+    The test reads samples in many ways and compares the bytes: alone, in any order, repeated, field by field, into
+    memory with other contents, from several threads, after `close`, from a pickled copy, and after reading ahead. It
+    also checks that the source refuses numbers out of range and describes its chunks and parts correctly. At the end it
+    closes the source.
 
     Args:
         source: The source to test.
         samples: Number of samples to read, spread over the source.
 
     Raises:
-        AssertionError: A promise is broken; the message says which one, for which sample and field.
+        AssertionError: The source breaks a promise; the message names promise, sample and field.
 
     Example:
         >>> from lit_async_data.testing import ArraySource
@@ -151,7 +151,7 @@ def check_contract(source: Source, *, samples: int = 50) -> None:
 
 @contextlib.contextmanager
 def _promise(promise: str) -> Iterator[None]:
-    """An error of the source names the promise that it breaks."""
+    """Turns an error of the source into an `AssertionError` that names the broken promise."""
     try:
         yield
     except AssertionError:
@@ -255,7 +255,7 @@ def _check_threads(source: Source, chosen: Indices, expected: Mapping[str, Array
 
 
 def _read(source: Source, samples: Indices, *, poison: int = 0, keys: tuple[str, ...] = ()) -> dict[str, Array]:
-    """Into arrays that lie between margins, which must stay as they are."""
+    """Reads into arrays between margins, and checks that the margins stay as they are."""
     blocks, out = {}, {}
     for key in keys or source.spec:
         field = source.spec[key]
@@ -270,7 +270,7 @@ def _read(source: Source, samples: Indices, *, poison: int = 0, keys: tuple[str,
 
 
 def _read_into(source: Source, samples: Indices, out: Mapping[str, Array]) -> None:
-    """Read, and name the first sample that raises an error when it is read alone."""
+    """After an error, reads the samples one by one to name the first bad one."""
     try:
         source.read_into(samples, given := dict(out))
     except Exception as error:

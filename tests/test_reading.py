@@ -120,7 +120,7 @@ def test_errors_name_the_row_the_dataset_and_the_file(path, tmp_path):
             with pytest.raises(ConfigError, match=r"out: give an array of uint16 \(1,\) that is C-contiguous"):
                 reader.read("labels", [0], out)
         for name in ("", "/", None):
-            with pytest.raises(ConfigError, match="names none; give one of "):
+            with pytest.raises(ConfigError, match="names no dataset; give a name in "):
                 reader.read(name)
     with pytest.raises(ClosedError, match="its reader is closed"):
         reader.read("labels")
@@ -140,7 +140,7 @@ def test_a_dataset_of_h5py_is_read_if_its_file_is_open_for_reading_only(tmp_path
     with h5py.File(tmp_path / "y.h5") as file:
         data = file["a/b"]
         assert read(data, [4, 0]).tolist() == [4, 0]
-    with pytest.raises(ConfigError, match="is no open dataset"):
+    with pytest.raises(ConfigError, match="is not an open dataset"):
         read(data)
 
 

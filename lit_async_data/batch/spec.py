@@ -1,4 +1,4 @@
-"""What a batch looks like: `FieldSpec` and `BatchSpec`; and `BatchLayout`, where its fields are in a slot."""
+"""`FieldSpec` and `BatchSpec` describe a batch; `BatchLayout` places its fields in a slot."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ TENSOR_TYPES = {("b", 1), *((k, n) for k in "iu" for n in (1, 2, 4, 8)), *(("f",
 TENSOR_TYPES |= {("c", 8), ("c", 16)}
 # A field of at most this many bytes per batch is handed out as a copy, so that a list of labels keeps no slots alive.
 SMALL_BYTES = 64 * 1024
-# Samples that come one after the other are read padded first: as many at a time as fit into the bytes of a batch, or
-# into these.
+# Samples of a concatenated field are read padded first: as many at a time as fit into the bytes of a batch, or these.
 RUN_BYTES = 2**20
 
 Bytes = npt.NDArray[np.uint8]
 Array = npt.NDArray[Any]
 NOTHING: Mapping[str, Indices] = MappingProxyType({})
-MASK = "mask"  # the field that says which samples of a batch are real, where short ones are filled
+MASK = "mask"  # the field that is False for the samples that fill up a short batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,19 +38,19 @@ class FieldSpec:
     """One field of a sample.
 
     Attributes:
-        shape: Shape of one delivered sample, without N; channels first if it has any, or behind ``lead`` axes.
+        shape: Shape of one delivered sample, without N. Channels come first, or after the first ``lead`` axes.
         dtype: Delivered element type, in native byte order.
         channel: Axis of the stored sample that holds the channels; None if no axis moves.
         classes: Names of the values 0, 1, 2, …; empty if they have none.
         narrow: Stored element type, if it takes fewer bytes than ``dtype``. A source can fill arrays of either type;
-            values for a device are copied in the narrow one and cast there.
-        lead: Axes of the delivered sample before the channels: 1 for a window whose rows come first.
+            values for a device are copied in the narrow type and cast there.
+        lead: Number of axes before the channels in the delivered sample: 1 for a window whose rows come first.
         ragged: Whether samples have fewer elements on axis 0, and are padded there.
-        texts: What the values 0, 1, 2, … stand for, if that is text but no class, such as the id of a patient.
+        texts: Texts of the values 0, 1, 2, … that are not classes, such as the ids of patients.
         concat: Whether a batch has the elements of its samples one after the other, without padding.
-        padded: The side on which samples with fewer elements on axis 0 are padded, also to a length that is given.
-        masked: Whether rows of a window may be padding; the field ``KEY_mask`` says which are not.
-        meanings: Numbers with names, where those are not 0, 1, 2, …; not compared, but see `contradict`.
+        padded: The side on which samples with fewer elements on axis 0 are padded, also to a given length.
+        masked: Whether rows of a window may be padding; the field ``KEY_mask`` is False for these.
+        meanings: Names of numbers other than 0, 1, 2, …. Comparing specs ignores them; see `contradict`.
 
     Example:
         >>> image = FieldSpec((3, 64, 48), np.dtype(np.uint8), channel=2)     # stored as NHWC
@@ -86,21 +85,18 @@ class FieldSpec:
 
     @property
     def named(self) -> dict[int, str]:
-        """The names of numbers that are classes, or have a meaning."""
+        """The names of numbers, from ``classes`` or ``meanings``."""
         return dict(enumerate(self.classes)) or dict(self.meanings)
 
     @property
     def labels(self) -> bool:
-        """Whether these are classes, flags, or one integer per sample: nothing to normalise unless somebody says so."""
-        return (
-            bool(self.classes or self.meanings)
-            or self.dtype.kind == "b"
-            or (self.dtype.kind in "iu" and not self.shape)
-        )
+        """Whether the values are classes, flags, or one integer per sample, and so are not normalised by default."""
+        whole = self.dtype.kind in "iu" and not self.shape
+        return bool(self.classes or self.meanings) or self.dtype.kind == "b" or whole
 
     @property
     def moves(self) -> bool:
-        """Whether the channels are elsewhere in the slot than in the delivered sample."""
+        """Whether the slot has the channels on another axis than the delivered sample."""
         return self.channel not in (None, self.lead)
 
     @functools.cached_property
@@ -114,7 +110,7 @@ class FieldSpec:
             return stored
         assert self.channel is not None
         if self.shape[self.lead] == 1 or math.prod(self.stored_shape[self.lead : self.channel]) == 1:
-            # Nothing moves but axes of length 1. Gradients get the strides of the input, and DDP expects these.
+            # Only axes of length 1 move. Gradients get the strides of the input, and DDP expects contiguous ones.
             return stored.reshape(len(stored), *self.shape)
         order = list(range(stored.ndim))
         order.insert(self.lead + 1, order.pop(self.channel + 1))
@@ -122,13 +118,13 @@ class FieldSpec:
 
 
 def contradict(names: Mapping[int, str], others: Mapping[int, str]) -> bool:
-    """Whether a number has another name in the other mapping, or a name another number."""
+    """Whether the mappings disagree on the name of a number, or on the number of a name."""
     taken = set(others.values())
     return any(others[number] != name if number in others else name in taken for number, name in names.items())
 
 
 def listed_names(names: Mapping[int, str]) -> str:
-    """For a message; with the numbers, if these do not count from 0."""
+    """Names for a message; with their numbers, unless these count from 0."""
     return ", ".join(names.values() if 0 in names else (f"{n} {name}" for n, name in names.items())) or "no names"
 
 
@@ -136,11 +132,11 @@ def length_key(key: str) -> str:
     return f"{key}_length"
 
 
-def mask_key(key: str) -> str:  # of the field that says which rows of a window are no padding
+def mask_key(key: str) -> str:  # the field that is False for rows of a window that are padding
     return f"{key}_mask"
 
 
-def offsets_key(key: str) -> str:  # of the field that says where samples begin, and where the last ends
+def offsets_key(key: str) -> str:  # the field of the first elements of the samples, and the end of the last sample
     return f"{key}_offsets"
 
 
@@ -194,38 +190,35 @@ class BatchSpec(Mapping[str, FieldSpec]):
         return sum(field.nbytes for field in self.fields.values())
 
     def empty(self, samples: int, keys: Iterable[str] | None = None) -> dict[str, Array]:
-        """Returns memory for samples as they are stored: an array for each of some keys, or of all."""
+        """Returns an array for samples in their stored shape for each of ``keys``, or for each field."""
         shapes = {key: self[key].stored_shape for key in (self if keys is None else keys)}
         return {key: np.empty((samples, *shape), self[key].dtype) for key, shape in shapes.items()}
 
     def names(self, key: str, codes: Any) -> npt.NDArray[np.str_]:
-        """What numbers of a field stand for: classes, meanings, or text that travels as numbers (``kind="text"``).
+        """The names of the numbers of a field: its classes, meanings, or texts (``kind="text"``).
 
         Args:
             key: A key.
             codes: Values of that field, as in a batch, of any shape.
 
         Returns:
-            Text of the same shape; empty for −100, which stands for no value.
+            Text of the same shape; empty for −100, which marks a missing value.
 
         Raises:
             MissingError: The field has no names, or several classes per sample.
-            IndexError: A number stands for nothing.
+            IndexError: A number has no name.
 
         Example:
             >>> birds = FieldSpec((), np.dtype("i8"), classes=("auk", "emu"))
             >>> BatchSpec({"y": birds}, as_mapping=True).names("y", [1, 0, -100]).tolist()
             ['emu', 'auk', '']
         """
-        named = {
-            each: dict(enumerate(field.texts)) or field.named
-            for each, field in self.items()
-            if field.dtype.kind in "iu"
-        }
+        integers = {each: field for each, field in self.items() if field.dtype.kind in "iu"}
+        named = {each: dict(enumerate(field.texts)) or field.named for each, field in integers.items()}
         texts = named.get(key, {})
         if not texts or (self[key].shape == (len(texts),) and self[key].dtype == np.uint8):
             listed = ", ".join(each for each in named if named[each]) or "none"
-            raise MissingError(f"{key!r} holds no numbers of names; fields with names: {listed}")
+            raise MissingError(f"{key!r} holds no numbers with names; fields with names: {listed}")
         numbers = np.asarray(codes.cpu() if hasattr(codes, "cpu") else codes)
         known = {IGNORED: "", **texts}
         flat = [known.get(number) for number in numbers.ravel().tolist()]
@@ -248,7 +241,7 @@ class BatchSpec(Mapping[str, FieldSpec]):
 
 
 def longest_of(specs: Sequence[BatchSpec]) -> BatchSpec:
-    """The first of these, with the meanings of all, and with the longest length of samples of variable length."""
+    """The first spec, with the meanings of all specs and the greatest length of fields of variable length."""
     fields = dict(specs[0].fields)
     for key, first in specs[0].items():
         meanings = {number: name for spec in specs if key in spec for number, name in spec[key].meanings}
@@ -260,21 +253,20 @@ def longest_of(specs: Sequence[BatchSpec]) -> BatchSpec:
 
 
 class Extent(NamedTuple):
-    rows: int  # its samples
-    width: int | None = None  # elements of samples of variable length, where they are batched by length
-    # Elements of all samples together, of each field in which they come one after the other.
-    totals: tuple[int, ...] = ()
+    rows: int  # samples
+    width: int | None = None  # padded length of samples of variable length, in batches by length
+    totals: tuple[int, ...] = ()  # elements of all samples, for each concatenated field
 
 
 class BatchLayout:
-    """Where each field is in a slot's bytes. Immutable.
+    """The place of each field in the bytes of a slot. Immutable.
 
     Large fields come first, each aligned and copied to the device by itself. Small fields (`SMALL_BYTES` per batch at
-    most) follow in one block from ``small_start`` on, which takes a single copy where a slot holds one batch.
+    most) follow in one block from ``small_start`` on, which needs a single copy if the slot holds one batch.
 
-    ``buckets`` is None if samples of variable length are padded to the longest; ``concat`` has the lengths of the
-    samples of fields in which they come one after the other. ``repeats`` says whether a batch may have a sample twice,
-    ``least`` up to how many samples it is filled: as many as here, or as a batch of its bucket has; 0 for none.
+    Without ``buckets``, samples of variable length are padded to the longest. ``concat`` holds the lengths of the
+    samples of each concatenated field. ``repeats``: a batch may contain a sample twice. ``least``: short batches are
+    filled to this number of samples, or with buckets to the size of their bucket; 0 for no filling.
     """
 
     def __init__(
@@ -289,9 +281,9 @@ class BatchLayout:
         least: int = 0,
     ) -> None:
         self.spec, self.batches, self.buckets, self.concat = spec, batches, buckets, concat
-        # Whether a slot holds one batch, since batches differ in size.
+        # Whether a slot holds a single batch, since batches differ in size.
         self.alone, self.least = buckets is not None or bool(concat), least
-        # Elements of samples of variable length: the most of a batch, and those of a sample on average.
+        # Elements of fields of variable length: the most per batch, and the mean per sample.
         elements = {key: most_elements(of, capacity, repeats=repeats) for key, of in concat.items()}
         if buckets is not None:
             ragged = [key for key, field in spec.fields.items() if field.ragged]
@@ -301,23 +293,20 @@ class BatchLayout:
         self.small = tuple(key for key, nbytes in fixed.items() if nbytes <= SMALL_BYTES)
         self.large = tuple(key for key in spec.fields if key not in self.small)
         sizes = {key: nbytes * batches for key, nbytes in fixed.items()}
-        # On average.
-        self.sample_bytes = sum(spec[key].nbytes for key in fixed)
+        self.sample_bytes = sum(spec[key].nbytes for key in fixed)  # on average
         for key, (most, mean) in elements.items():
             element = spec[key].nbytes // spec[key].shape[0]
             sizes[key] = element * most
             self.sample_bytes += int(element * mean)
         whole = sum(spec[key].nbytes * capacity for key in concat)
-        # Of the memory in which samples that come one after the other are padded first.
+        # The memory in which samples of concatenated fields are padded first.
         self.padded_bytes = min(max(sum(sizes[key] for key in concat), RUN_BYTES), whole)
         self.offsets: dict[str, int] = {}  # the first byte of each field
-        end = self._place(self.large, sizes, 0)
-        self.small_start = end
-        self.nbytes = max(self._place(self.small, sizes, end), ALIGNMENT)
-        self.edges = frozenset(map(offsets_key, concat))  # which have one row more than there are samples
+        self.small_start = self._place(self.large, sizes, 0)
+        self.nbytes = max(self._place(self.small, sizes, self.small_start), ALIGNMENT)
+        self.edges = frozenset(map(offsets_key, concat))  # fields with one row more than there are samples
         self._varies = self.edges.union(elements)
-        # Every batch needs these; they are computed once.
-        self._fields = [
+        self._fields = [  # computed once, since every batch needs them
             (key, self.offsets[key], field.nbytes, field.dtype, field.stored_shape)
             for key, field in spec.fields.items()
         ]
@@ -333,7 +322,7 @@ class BatchLayout:
         return Extent(len(samples), width, tuple(int(of[samples].sum()) for of in self.concat.values()))
 
     def missing(self, rows: int, extent: Extent) -> int:
-        """How many samples are repeated to fill a batch."""
+        """The number of repeated samples that fill a batch."""
         least = self.least
         if self.buckets is not None:
             assert extent.width is not None
@@ -354,10 +343,10 @@ class BatchLayout:
         return shapes
 
     def views(self, memory: Bytes, extent: Extent, first: int = 0) -> dict[str, Array]:
-        """Of a batch in a slot, whose samples begin at a row."""
+        """The arrays of a batch in a slot; its first sample is at row ``first``."""
         count, varies = extent.rows, self._varies
         shapes = self.shapes(extent) if varies else {}
-        views = {}  # by a loop: each comprehension is a call, and this is made for each batch
+        views = {}  # a loop, since a comprehension costs another call for each batch
         for key, offset, nbytes, dtype, shape in self._fields:
             if key in varies:
                 views[key] = np.ndarray(shapes[key], dtype, memory, offset)
@@ -366,7 +355,7 @@ class BatchLayout:
         return views
 
     def views_of(self, memory: Bytes, samples: Indices, first: int = 0) -> dict[str, Array]:
-        """For these samples of one batch; where they come one after the other, the offsets are filled."""
+        """The arrays for these samples of one batch; the offsets of concatenated fields are filled in."""
         views = self.views(memory, self.extent(samples), first)
         for key, of in self.concat.items():
             views[offsets_key(key)][0] = 0

@@ -1,7 +1,7 @@
-"""What the values of a field are like, and how they are counted, block by block.
+"""Statistics of the values of a field, computed block by block.
 
-Each block is shifted by about its mean before it is squared, so that nothing cancels, and blocks are put together in
-float64: Chan, Golub and LeVeque, Algorithms for Computing the Sample Variance, The American Statistician 37 (1983).
+Each block is shifted by about its mean before it is squared, so that nothing cancels, and blocks are merged in float64:
+Chan, Golub and LeVeque, Algorithms for Computing the Sample Variance, The American Statistician 37 (1983).
 """
 
 from __future__ import annotations
@@ -17,39 +17,38 @@ import numpy as np
 from lit_async_data.batch.spec import Array, FieldSpec
 from lit_async_data.errors import ConfigError
 
-# Values counted at a time: enough to make up for the calls, few enough for the cache that cores share.
+# Values per block: enough to make up for the calls, few enough for the cache that cores share.
 BLOCK = 2**20
-# Samples with fewer values for a place on the axes that are kept are counted together.
+# Samples with fewer values for each place on the kept axes are counted together.
 FEW = 256
-# Values that are summed in float32; of one byte, so few that the sum of their squares is exact.
+# Values that are summed in float32. For bytes, the sum of the squares of so few is exact.
 RUN, RUN_OF_BYTES = 1024, 256
-# Values of a row whose mean is near enough to that of all.
+# So many values of a row have a mean near enough to that of the row.
 SOME = 64
-# Squares of floats outside of this range, or their sums, may leave that of float32.
+# Squares of floats outside of this range, or their sums, may leave the range of float32.
 LEAST, LARGEST = 2.0**-40, 2.0**40
-# Memory for the distances of a block, by thread: the system takes longer to clear new memory than we to count in it.
+# Memory for the distances of a block, by thread: clearing new memory would take the system longer than the computation.
 _room = threading.local()
-# What is computed of infinite values is NaN.
+# Results for infinite values are NaN.
 _infinity = np.errstate(invalid="ignore", over="ignore")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FieldStatistics:
-    """What the values of a field are like; `statistics` finds it.
+    """Statistics of the values of a field; `statistics` computes them.
 
     Attributes:
-        mean: float64; one number, or an array with the axes that were kept: shape (C,) per channel. NaN if
-            all values are.
-        std: Standard deviation: the root of the mean squared distance from the mean. As ``mean``, like those below.
-        count: Number of values that are not NaN; int64.
+        mean: float64; one number, or an array with the kept axes: shape (C,) per channel. NaN if all values are NaN.
+        std: Standard deviation: the root of the mean squared distance from the mean. Shape and dtype as ``mean``.
+        count: Number of values that are not NaN; int64, shape as ``mean``, as for the next three.
         min: The least value, in the type of the field.
-        max: The largest value, likewise.
+        max: The largest value, in the type of the field.
         nans: Number of values that are NaN, such as those of ``mask_and_scale``; int64.
-        axis: The axes of a sample that were kept: ``(0,)`` per channel, ``()`` for one number. With
-            ``ragged="concat"``, those of an element, which is what a batch has rows of.
-        class_counts: Samples of each class 0, 1, 2, …; int64, shape (classes,). None if the field has no names of
-            classes, and is not one whole number up to 65,535 per sample.
-        labels: Whether these are classes, flags or one integer per sample.
+        axis: The kept axes of a sample: ``(0,)`` per channel, ``()`` for one number. With ``ragged="concat"``, the kept
+            axes of an element, since the rows of a batch are elements.
+        class_counts: Samples of each class 0, 1, 2, …; int64, shape (classes,). None if the field has no class names
+            and is not one whole number up to 65,535 per sample.
+        labels: Whether the values are classes, flags or one integer per sample.
 
     Example:
         >>> from lit_async_data import statistics
@@ -71,31 +70,31 @@ class FieldStatistics:
 
 
 def first_measured(fields: Mapping[Any, FieldSpec | FieldStatistics]) -> tuple[Any]:
-    """The key of the field to normalise where none is named: the first that holds no labels."""
+    """The key of the field to normalise by default: the first that holds no labels."""
     for key, field in fields.items():
         if not field.labels:
             return (key,)
     raise ConfigError(
-        f"no field is named, and {', '.join(map(repr, fields)) or 'none'} hold classes, flags or one integer "
-        'per sample; name what to normalise: fields="x", or device_transform=Normalize(fields="x") with statistics',
+        f"no field is named, and {', '.join(map(repr, fields)) or 'none'} hold classes, flags or one integer per "
+        'sample; name the field to normalise: fields="x", or device_transform=Normalize(fields="x") with statistics',
         "fields",
     )
 
 
 class Moments(NamedTuple):
-    """Counts and sums: a row for each block of values, a column for each place on the axes that are kept."""
+    """Counts and sums: a row for each block of values, a column for each place on the kept axes."""
 
-    number: Array  # of values that are not NaN
+    number: Array  # values that are not NaN
     mean: Array
-    squares: Array  # of the distances from the mean, summed
+    squares: Array  # sum of the squared distances from the mean
     least: Array
     largest: Array
     nans: Array
-    classes: Array = np.zeros((1, 0), np.int64)  # samples of each
+    classes: Array = np.zeros((1, 0), np.int64)  # samples of each class
 
     @classmethod
     def of(cls, values: Array, kept: Sequence[int]) -> Self:
-        """Of an array of at least one value; ``kept`` are its axes, behind the first."""
+        """The moments of an array of at least one value; ``kept`` are axes of the array after the first."""
         columns = math.prod(values.shape[axis] for axis in kept)
         each, found = values[0].size // columns, []
         samples, width = max(BLOCK // values[0].size, 1), max(BLOCK // columns, 1)
@@ -129,7 +128,7 @@ class Moments(NamedTuple):
         mean, std, least, largest, number, nans = (each.reshape(shape)[()] for each in (*found, self.number, self.nans))
         if field.concat:
             axis = tuple(each - 1 for each in axis)
-        if not field.shape:  # the last are numbers too large for a class
+        if not field.shape:  # the last count is that of numbers too large for a class
             used = max(len(field.classes), len(np.trim_zeros(classes, "b")))
             classes = classes[: 0 if classes[-1:].any() else used]
         return FieldStatistics(
@@ -139,11 +138,11 @@ class Moments(NamedTuple):
 
 @_infinity
 def _moments(values: Array) -> tuple[Array, ...]:
-    """The attributes of `Moments` for each row of values, but for classes."""
+    """The attributes of `Moments` for each row of values, except classes."""
     exact, itemsize = values.dtype.kind in "biu", values.dtype.itemsize
     nans, least, largest = np.zeros(len(values), np.int64), values.min(1), values.max(1)
     some = values[:, :: values.shape[1] // SOME + 1]
-    if not exact and np.isnan(least).any():  # the first number of a row takes the place of its NaNs
+    if not exact and np.isnan(least).any():  # the first number of a row replaces its NaNs
         missing = np.isnan(values)
         some = values[np.arange(len(values)), missing.argmin(1), None]
         nans, some = missing.sum(1), np.where(np.isnan(some), 0, some)
@@ -174,7 +173,7 @@ def _memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 
 def _dot(one: Array, other: Array, run: int) -> Array:
-    """The sums of the products of rows; in float64, of runs so short that they lose nothing in float32."""
+    """The dot products of rows, summed in float64 over runs short enough for float32."""
     at = one.shape[1] // run * run
     runs = [each[:, :at].reshape(len(each), -1, run) for each in (one, other)]
     sums: Array = np.vecdot(*runs).sum(1, dtype=np.float64) + np.vecdot(one[:, at:], other[:, at:])

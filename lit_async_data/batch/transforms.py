@@ -1,4 +1,4 @@
-"""Transforms of a batch on its device: `ToFloat`, `Normalize`."""
+"""Transforms of a batch on its device: `ToFloat` and `Normalize`."""
 
 from __future__ import annotations
 
@@ -65,19 +65,19 @@ class ToFloat:
 class Normalize:
     """Converts fields to floats, subtracts a mean and divides by a standard deviation, per channel.
 
-    Use it as ``device_transform``. Safe to call from any thread. `of` takes both from `statistics`.
+    Use it as ``device_transform``. Safe to call from any thread. `of` takes mean and std from `statistics`.
 
     Args:
         mean: One number, or one per channel; or an array with the axes ``axis``.
-        std: Likewise; above 0.
-        scale: What ``mean`` and ``std`` of integers refer to. ``"stored"``: to the stored values; nothing is divided
-            first. ``"type"``: to values from 0 to 1; integers are first divided by the largest value of their type, so
-            that ``mean=0.5, std=0.5`` maps bytes to the range from −1 to 1: 2 (x / 255 − 0.5). None: ``"stored"``, but
-            an error if the field holds integers and every mean is from 0 to 1. Floats are never divided.
+        std: As ``mean``; above 0.
+        scale: The values that ``mean`` and ``std`` of integers refer to. ``"stored"``: the stored values. ``"type"``:
+            values from 0 to 1: integers are first divided by the largest value of their type, so that ``mean=0.5,
+            std=0.5`` maps bytes to the range from −1 to 1: 2 (x / 255 − 0.5). None: ``"stored"``, but an error if the
+            field holds integers and every mean is from 0 to 1. Floats are never divided.
         fields: Keys of a dict batch, or indices into a tuple batch. None: its first field.
         dtype: As in `ToFloat`.
-        axis: The axes of a sample, without N, that ``mean`` and ``std`` go along: 0 for channels, −1 for the last axis,
-            ``(0, 1)`` for means of shape (T, C), ``()`` for one number. None: 0, if they are no single numbers.
+        axis: The axes of a sample, without N, along which ``mean`` and ``std`` vary: 0 for channels, −1 for the last
+            axis, ``(0, 1)`` for means of shape (T, C), ``()`` for one number. None: 0, unless they are single numbers.
 
     Raises:
         ConfigError: An argument is wrong.
@@ -113,12 +113,12 @@ class Normalize:
         """Normalises each field by its own mean and standard deviation, along the axes that `statistics` kept.
 
         Args:
-            statistics: What `statistics` returns.
-            fields: Some of its keys. None: the first that holds no classes, flags or one integer per sample.
+            statistics: The result of `statistics`.
+            fields: Keys of ``statistics``. None: the first field without classes, flags or one integer per sample.
             dtype: As in `ToFloat`.
 
         Raises:
-            ConfigError: A field has no statistics, no values, or a standard deviation of 0 somewhere.
+            ConfigError: A field has no statistics, no values, or a standard deviation of 0.
 
         Example:
             >>> from lit_async_data import statistics
@@ -138,11 +138,12 @@ class Normalize:
         return made
 
     def kept(self, key: Any, field: FieldSpec) -> Literal["channels"] | tuple[int, ...]:
-        """The axes of a sample of a field that `statistics` keeps, to put their numbers in place of these."""
+        """The axes that `statistics` keeps for a field, to replace the mean and std of this transform."""
         scaling = self._scalings[key if self.fields else None]
         if scaling.axis is None:
             return "channels"
-        scaling.constants(torch.empty(1, *field.shape[field.concat :], device="meta"), torch.float32)  # do they fit?
+        # Raises an error if the axes do not fit the field.
+        scaling.constants(torch.empty(1, *field.shape[field.concat :], device="meta"), torch.float32)
         return tuple(axis + int(field.concat and axis >= 0) for axis in scaling.axis)
 
     def __repr__(self) -> str:
@@ -152,12 +153,12 @@ class Normalize:
 
     @property
     def fields(self) -> tuple[str | int, ...] | None:
-        """The fields to normalise; None for the first."""
+        """The fields to normalise; None for the first field."""
         return self._float.fields
 
     @property
     def inverse(self) -> Normalize:
-        """The transform that undoes this one; it makes float32 or float64, from 0 to 1 after ``scale="type"``."""
+        """The inverse transform; it returns float32 or float64, from 0 to 1 after ``scale="type"``."""
         dtype = self.dtype if self.dtype == "float64" else "float32"
         made = Normalize(scale="stored", fields=self.fields, dtype=dtype)
         for key, each in self._scalings.items():
@@ -168,19 +169,19 @@ class Normalize:
         """Returns a new dict or tuple with these fields normalised. Tensors keep their memory format.
 
         Args:
-            batch: A dict or a tuple; its fields of shape (N, C, …), or of any shape if mean and std are one number. Or
-                the values alone, such as predictions, of the one field that is normalised.
+            batch: A dict or a tuple with fields of shape (N, C, …), or of any shape if mean and std are one number. Or
+                a tensor of values, such as predictions, if a single field is normalised.
 
         Raises:
-            ConfigError: The batch lacks a field, or is the values of one of several; a field has another number of
-                channels, or it holds integers and ``scale`` must be given.
+            ConfigError: The batch lacks a field, or is a tensor although several fields are normalised; a field has
+                another number of channels, or it holds integers and ``scale`` must be given.
         """
         if isinstance(batch, Tensor):
             if len({*map(str, self._scalings.values())}) > 1:
                 listed, last = ", ".join(map(repr, self._scalings)), next(reversed(self._scalings))
                 raise ConfigError(
-                    f"{listed} are normalised each by its own numbers, and a tensor does not say which it is; "
-                    f"give it a batch: inverse({{**batch, {last!r}: values}})[{last!r}]",
+                    f"{listed} are each normalised by their own numbers, and a tensor does not name its field; "
+                    f"give a batch: inverse({{**batch, {last!r}: values}})[{last!r}]",
                     "fields",
                 )
             return self._normalize(batch, next(iter(self._scalings)))
@@ -195,10 +196,10 @@ class Normalize:
                 f'them by {largest(values)} first, or scale="stored" if mean and std are those of the stored values',
                 "scale",
             )
-        # x · (1 / (largest · std)) − mean / std: two passes over the pixels. Wide types hold large values that differ
-        # little, such as seconds since 1970, which float32 does not tell apart before the mean is gone.
+        # x · (1 / (largest · std)) − mean / std: two passes over the pixels. Wide types may hold large values that
+        # hardly differ, such as seconds since 1970. float32 would round these before the mean is subtracted.
         wide = values.element_size() > 4 or values.dtype in (torch.int32, torch.uint32)
-        wide &= values.device.type != "mps"  # which has no float64
+        wide &= values.device.type != "mps"  # MPS has no float64
         compute = torch.float64 if wide else torch.promote_types(self._float.dtype, torch.float32)
         scale, shift = scaling.constants(values, compute)
         if self.scale == "type":
@@ -208,7 +209,7 @@ class Normalize:
 
 
 class _Scaling:
-    """Mean and standard deviation, and the axes of a sample that they go along: None if they are one number."""
+    """Mean and standard deviation, and the axes of a sample along which they vary: None for single numbers."""
 
     def __init__(self, mean: Any, std: Any, axis: int | Sequence[int] | None) -> None:
         self.mean, self.std = _checked_numbers("mean", mean), _checked_numbers("std", std)
@@ -221,11 +222,10 @@ class _Scaling:
             raise ConfigError(f"{std!r} is not above 0", "std")
         arrays = np.broadcast_arrays(1 / self.std, self.mean / self.std)
         self.count = arrays[0].size
-        # One number may have axes, for `statistics`.
-        axis = 0 if axis is None and self.count > 1 else axis
+        axis = 0 if axis is None and self.count > 1 else axis  # a single number may have axes, for `statistics`
         self.axis = tuple(axis) if isinstance(axis, Sequence) else None if axis is None else (axis,)
         if self.count > 1 and len(self.axis or ()) != arrays[0].ndim:
-            raise ConfigError(f"{axis!r} is not one for each of the {arrays[0].ndim} axes of mean and std", "axis")
+            raise ConfigError(f"{axis!r} does not name the {arrays[0].ndim} axes of mean and std", "axis")
         self._arrays, self._by_device = arrays, dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]]()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -239,8 +239,8 @@ class _Scaling:
     def constants(self, values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """1 / std and mean / std on the device of a batch, with its axes."""
         key = values.device, dtype
-        if key not in self._by_device:  # a copy that the host waits for, once: other streams need no event
-            with torch.inference_mode(mode=False):  # a gradient may go through them later
+        if key not in self._by_device:  # one copy that the host waits for, so that other streams need no event
+            with torch.inference_mode(mode=False):  # a later batch may need a gradient through them
                 scale, shift = (torch.tensor(each).to(dtype).to(values.device) for each in self._arrays)
             self._by_device[key] = scale, shift
         scale, shift = self._by_device[key]
@@ -265,7 +265,7 @@ class _Scaling:
 
 def _check_spread(key: Any, found: FieldStatistics) -> None:
     for wrong, what, advice in (
-        (found.count == 0, "no values but NaN", "leave the field out, or correct what is filled in"),
+        (found.count == 0, "no values but NaN", "leave the field out, or correct its fill values"),
         (~np.isfinite(found.std), "infinite values", "mask them where they are stored"),
         (found.std == 0, "only one value", "Normalize(mean, np.where(std > 0, std, 1), scale='stored') makes it 0"),
     ):
@@ -276,9 +276,7 @@ def _check_spread(key: Any, found: FieldStatistics) -> None:
 
 def _compute_dtype(dtype: torch.dtype, values: Tensor) -> torch.dtype:
     """Half precision has no numbers above 65504, and only some integers above 2048."""
-    return (
-        dtype if dtype.itemsize > 2 else torch.promote_types(torch.float32, dtype) if largest(values) > 255 else dtype
-    )
+    return torch.promote_types(torch.float32, dtype) if dtype.itemsize <= 2 and largest(values) > 255 else dtype
 
 
 def largest(values: Tensor) -> int:

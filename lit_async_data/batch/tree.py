@@ -1,9 +1,9 @@
-"""Batches of any form: `flatten` takes out the leaves, `rebuilt` puts other leaves in their places.
+"""Nested batches: `flatten` takes out the leaves, `rebuilt` puts other leaves in their places.
 
 Containers are mappings, sequences, named tuples and dataclasses, nested as deep as Python's recursion limit allows.
-Everything else, and containers without leaves, are passed on as the same object. Containers are never changed: a new
-one of the same class, with other leaves and otherwise equal content, replaces them. A container of a class that cannot
-be built again from its elements raises an error, so that no batch silently changes.
+Other objects and containers without leaves are passed on unchanged. A container is never changed in place: a new one of
+the same class, with other leaves and otherwise equal content, replaces it. A container of a class that cannot be built
+again from its elements raises an error, so that no batch silently changes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lit_async_data.errors import FormatError
 
 # Sequences that hold no objects.
 OPAQUE = (str, bytes, bytearray, memoryview, range, array.array)
-# Skipped without a call: a batch may hold many of these, and none is a container or a leaf.
+# Types of neither containers nor leaves, skipped without a call, since a batch may hold many.
 SCALARS = frozenset({str, bytes, int, float, complex, bool, type(None)})
 
 # Takes an object and its path; returns its replacement, or the same object to keep it.
@@ -29,13 +29,13 @@ Replace = Callable[[Any, str], Any]
 
 
 class Placeholder(NamedTuple):
-    path: str  # where the leaf was found first, such as ``batch['x'][0]``
+    path: str  # the first path of the leaf, such as ``batch['x'][0]``
 
 
 def flatten(batch: Any, is_leaf: Callable[[Any], bool]) -> tuple[dict[str, Any], Any]:
     """The leaves by path, in order, each object once; and the skeleton: the batch with a `Placeholder` for each leaf.
 
-    ``is_leaf`` is called for every object, containers too, except strings, bytes, numbers and None. A FormatError names
+    ``is_leaf`` is called for every object and container, except strings, bytes, numbers and None. A FormatError names
     class and path of a container that cannot be built again.
     """
     leaves: dict[str, Any] = {}
@@ -53,7 +53,7 @@ def flatten(batch: Any, is_leaf: Callable[[Any], bool]) -> tuple[dict[str, Any],
 
 
 def leaves_in(batch: Any, is_leaf: Callable[[Any], bool]) -> dict[str, Any]:
-    """By path, in order, each object once. Builds no containers."""
+    """The leaves by path, in order, each object once. Builds no containers."""
     leaves: dict[int, tuple[str, Any]] = {}
 
     def collect(value: Any, path: str) -> Any:
@@ -71,7 +71,7 @@ def rebuilt(skeleton: Any, leaves: Mapping[str, Any]) -> Any:
         return _replaced(
             skeleton, lambda value, _: leaves[value.path] if type(value) is Placeholder else value, "batch"
         )
-    changes: dict[Any, Any] = {}  # found here without a call for each leaf: the loop's thread waits
+    changes: dict[Any, Any] = {}  # found without a call per leaf, since this runs in the training loop's thread
     for key, child in skeleton.items() if kind is dict else enumerate(skeleton):
         if type(child) is Placeholder:
             changes[key] = leaves[child.path]
@@ -132,7 +132,7 @@ def _with_elements(sequence: Any, changes: dict[int, Any]) -> Any:
     kind = type(sequence)
     if isinstance(sequence, tuple):
         with contextlib.suppress(TypeError):  # a class written in C, such as the result of torch.max
-            # Past the ``__new__`` of the class, whose arguments may not be the elements.
+            # Bypasses ``__new__`` of the class, whose arguments may not be the elements.
             plain = tuple.__new__(kind, elements)
             if kind is not tuple and hasattr(sequence, "__dict__"):
                 vars(plain).update(vars(sequence))
@@ -143,7 +143,7 @@ def _with_elements(sequence: Any, changes: dict[int, Any]) -> Any:
 
 
 def _changed_copy(container: Any, children: Iterable[Any], changes: dict[Any, Any]) -> Any:
-    """Keeps what else the class of a mutable container holds, such as a default factory."""
+    """A copy that keeps the other attributes of a mutable container, such as a default factory."""
     clone = copy.copy(container)
     for key, value in changes.items():
         before = container[key]

@@ -1,7 +1,8 @@
-"""`Buckets`: which samples may share a batch by length, and the batches that an epoch makes of them.
+"""`Buckets`: which samples may share a batch by length, and the batches of an epoch.
 
-Batches are formed over all ranks: an epoch has the same ones whatever their number. A keyed permutation shuffles the
-samples, each bucket cuts its own into batches, and another one shuffles these. A shuffle by chunks orders both instead.
+An epoch has the same batches for any number of ranks. A keyed permutation shuffles the samples, each bucket cuts its
+samples into batches, and another permutation shuffles the batches. A shuffle by chunks orders samples and batches
+instead.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ import numpy.typing as npt
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import Indices, Permutation, derived_key
 
-# Separates the key of the order of batches from the others.
+# Separates the key of the order of batches from other keys.
 BATCHES = 7
-# Lengths among which the bounds of buckets are chosen, and how many buckets there are unless the user says so.
+# Number of lengths among which the bounds of buckets are chosen, and default number of buckets.
 CANDIDATES, BUCKETS = 256, 16
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Buckets:
     lengths: Indices  # the length of each sample; int64
-    bounds: Indices  # the longest sample of each bucket, to which its samples are padded; ascending
-    sizes: Indices  # samples of a batch of each bucket
+    bounds: Indices  # the length to which each bucket pads its samples; ascending
+    sizes: Indices  # samples per batch of each bucket
 
     @classmethod
     def of(
@@ -37,10 +38,10 @@ class Buckets:
         given: int | npt.ArrayLike = BUCKETS,
         ids: Callable[[Indices], Indices] = np.asarray,
     ) -> Buckets:
-        """A ConfigError if a sample is longer than the last bucket, or than a batch may be.
+        """Raises a ConfigError if a sample is longer than the last bucket, or has more elements than a batch.
 
         A batch has at most ``elements``, padding included; None for any number. ``given`` are the bounds of the
-        buckets, or their number; ``ids`` is what samples are called in errors.
+        buckets, or their number; ``ids`` maps samples to the numbers that errors show.
         """
         known = np.asarray(lengths, np.int64)
         bounds = _least_padding(known, given) if isinstance(given, int) else np.unique(np.asarray(given, np.int64))
@@ -74,12 +75,12 @@ class Buckets:
 
     @property
     def elements(self) -> int:
-        """The most that a batch takes, padding included."""
+        """The most elements of a batch, padding included."""
         return int((self.sizes * self.bounds).max())
 
     @property
     def mean_width(self) -> float:
-        """Elements that a sample takes on average, padding included."""
+        """The mean number of elements per sample, padding included."""
         return float(self.counts @ self.bounds) / len(self.lengths)
 
     def width(self, samples: Indices) -> int:
@@ -87,9 +88,9 @@ class Buckets:
         return int(self.bounds[self.numbers[samples].max()])
 
     def batches(self, key: int | None, order: Indices | None = None) -> tuple[Indices, Indices]:
-        """The samples, batch after batch, and the edges of the batches; without a key, as stored.
+        """The samples, batch after batch, and the edges of the batches; without a key, in storage order.
 
-        With an ``order`` of all samples, batches are sorted by the position of their last sample in it.
+        With an ``order`` of all samples, batches are sorted by the position of their last sample in ``order``.
         """
         every = np.arange(len(self.lengths))
         samples = order if order is not None else every if key is None else Permutation(len(every), key)(every)
@@ -111,7 +112,7 @@ def _least_padding(lengths: Indices, buckets: int) -> Indices:
     """The bounds, among quantiles of the lengths, that need the least padding; found bucket by bucket."""
     bounds = np.unique(np.quantile(lengths, np.linspace(0, 1, CANDIDATES + 1), method="higher").astype(np.int64))
     below = np.searchsorted(np.sort(lengths), bounds, side="right")
-    # The cost of one bucket from each candidate (rows; the samples up to it are in earlier buckets) to each (columns).
+    # The cost of a bucket that begins after one candidate (rows) and ends with another (columns).
     step = (below[None, :] - np.append(0, below)[:, None]) * bounds.astype(np.float64)
     step[np.arange(len(bounds) + 1)[:, None] > np.arange(len(bounds))] = np.inf
     best, chosen = step[0], list[Indices]()

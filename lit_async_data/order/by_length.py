@@ -1,6 +1,6 @@
 """`LengthPlan`: the batches of one epoch and one rank, each of samples of like length.
 
-Position q is the place of a sample in the order of `Buckets`, batch after batch, over all ranks; rank r takes batch
+Position q is the index of a sample in the order of `Buckets`, batch after batch, over all ranks. Rank r takes batch
 ``j·W + r`` at step j.
 """
 
@@ -23,8 +23,8 @@ from lit_async_data.order.plan import SUBSTITUTES, EpochPlan
 class LengthPlan(EpochPlan):
     """The batches of one epoch for one rank, each of samples of like length; otherwise as `EpochPlan`.
 
-    ``batch_size`` is the most that a batch has. ``drop_last`` drops the batches that do not fill a step of all ranks;
-    otherwise the last ones are split until each rank has one.
+    A batch has at most ``batch_size`` samples. ``drop_last`` drops the batches that do not fill a step of all ranks;
+    otherwise the last batches are split until each rank has one.
     """
 
     buckets: Buckets = dataclasses.field(compare=False)
@@ -40,7 +40,7 @@ class LengthPlan(EpochPlan):
 
     @functools.cached_property
     def _ordered(self) -> tuple[Indices, Indices, Indices]:
-        """The samples, batch after batch; the edges of batches; and the place of each sample in the order by chunks."""
+        """The samples, batch after batch; the edges of batches; the position of each sample in the order by chunks."""
         if self.chunk_order is None:
             return *self.buckets.batches(None if self.shuffle == "none" else self._key), np.empty(0, np.int64)
         order = self.numbered(self.chunk_order.samples(np.arange(self.length)))
@@ -48,7 +48,7 @@ class LengthPlan(EpochPlan):
 
     @functools.cached_property
     def _edges(self) -> Indices:
-        """Where the batches of all ranks begin in the order, from ``start`` on, and where the last one ends."""
+        """The first positions of the batches of all ranks, from ``start`` on, and the end of the last batch."""
         edges = self._ordered[1]
         edges = np.append(self.start, edges[edges > self.start])
         return _shared(edges, self.world_size, drop_last=self.drop_last, longest=int(self.buckets.bounds[-1]))
@@ -104,13 +104,13 @@ class LengthPlan(EpochPlan):
         return self.chunk_order.places_of(group)  # each rank has samples of each chunk
 
     def substitute(self, position: int, attempt: int, *, alone: bool = False) -> int:
-        """Of the same bucket; every second attempt also of a shorter one, because a bucket may hold only one."""
+        """A sample of the same bucket; every second attempt also accepts shorter ones: a bucket may hold only one."""
         numbers, own = self.buckets.numbers, self.buckets.numbers[self._ordered[0][position]]
         alike = np.flatnonzero((numbers <= own) | alone if attempt % 2 else numbers == own)
         return int(alike[derived_key(self._key, SUBSTITUTES, position, attempt) % len(alike)])
 
     def bounds(self, step: int) -> tuple[int, int]:
-        """Over all ranks, unlike `EpochPlan.bounds`."""
+        """``[first, end)`` of positions over all ranks, unlike in `EpochPlan.bounds`."""
         if not 0 <= step < len(self):
             raise IndexError(f"step {step} of {len(self)}")
         number = step * self.world_size + self.rank
@@ -129,9 +129,9 @@ def _shared(edges: Indices, ranks: int, *, drop_last: bool, longest: int = 0) ->
         if last[-1] - last[0] >= count:
             return np.concatenate([edges[: kept * ranks], _halved(last, count)])
     raise ConfigError(
-        f"{edges[-1] - edges[0]} samples in {len(edges) - 1} batches cannot be shared by {ranks} ranks, all "
-        f"with as many batches: let two share one, by batch_elements={2 * longest} and a batch_size above 1, or drop "
-        "what does not fill a step, by drop_last=True (in evaluation val_loader={'drop_last': True})",
+        f"{edges[-1] - edges[0]} samples in {len(edges) - 1} batches cannot be shared by {ranks} ranks, with equally "
+        f"many batches each: let two samples share a batch, by batch_elements={2 * longest} and a batch_size above 1, "
+        "or drop the last batches, by drop_last=True (in evaluation val_loader={'drop_last': True})",
         "batch_by",
     )
 

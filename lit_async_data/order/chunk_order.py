@@ -9,9 +9,9 @@ chunk after chunk would give batches of one chunk. This order lies between the t
   with fewer rows than others runs out, and the others go on without it.
 * A group is dealt completely before the next begins, so that at most ``width`` chunks are open at any position.
 
-Where all chunks have the same number of rows, this is arithmetic. A chunk with another number of rows (the last of a
-file, or one of a file with other chunks) makes its group **uneven** and shifts the positions behind it. The inverse
-permutation finds these groups; they are kept sorted. A last group of fewer than ``width`` chunks counts as uneven too.
+If all chunks have the same number of rows, arithmetic finds each sample. A chunk with another number of rows (the last
+chunk of a file, or one of a file with other chunks) makes its group **uneven** and shifts the positions behind it. The
+inverse permutation finds these groups; they are kept sorted. A last group of fewer than ``width`` chunks is uneven too.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Group(NamedTuple):
 class ChunkOrder:
     """A keyed order of samples in which each chunk is visited once. Immutable; safe to call from any thread.
 
-    Any block of positions takes O(block) time and memory, whatever the number of samples and chunks. The order itself
-    takes O(runs + odd chunks) of memory; a chunk is odd if it does not have the most frequent number of rows. An uneven
-    group adds O(width · (log width + e)) to a block that touches it and in which chunks run out at e positions.
-    Positions outside of ``range(length)`` are an IndexError.
+    Any block of positions takes O(block) time and memory, for any number of samples and chunks. The order itself takes
+    O(runs + odd chunks) of memory; a chunk is odd if it does not have the most frequent number of rows. An uneven group
+    adds O(width · (log width + e)) to a block that touches it and in which chunks run out at e positions. Positions
+    outside of ``range(length)`` raise an IndexError.
     """
 
     def __init__(self, runs: Sequence[ChunkRun], width: int, key: int) -> None:
@@ -85,7 +85,7 @@ class ChunkOrder:
         return self.group(int(places[0]) // self.width)
 
     def places_of(self, group: int, begin: int = 0, step: int = 1) -> Indices:
-        """The places of the chunks of a group, as they are dealt; of one rank with its first position and its step."""
+        """The places of the chunks of a group, in the order of dealing: all, or from ``begin`` on every ``step``-th."""
         first = self.group(group).number * self.width
         return np.arange(first, min(first + self.width, self.chunks))[begin::step]
 
@@ -93,11 +93,11 @@ class ChunkOrder:
         return self._layout.extents(self._chunks_at(places))[0]
 
     def located(self, positions: npt.ArrayLike) -> tuple[Indices, Indices]:
-        """The place of its chunk in the order of chunks, and the tick, of each position."""
+        """The tick of each position, and the place of its chunk in the order of chunks (first)."""
         positions = np.asarray(positions, np.int64)
         if positions.size and (positions.min() < 0 or positions.max() >= self.length):
             raise IndexError(f"position outside an order of {self.length} samples")
-        # Subtracting the shift of the uneven groups in front of a position leaves only groups of the usual size there.
+        # Without the shift of the uneven groups before it, a position has only groups of the usual size before it.
         before = np.searchsorted(self._ends, positions, side="right")
         even = positions - self._shifts[before]
         rounds = even // self.width
@@ -132,7 +132,7 @@ class ChunkOrder:
         return self._uneven[distinct[group[which]]] * self.width + chunk, tick[which] + offset // count[which]
 
     def _rows_of(self, groups: Indices) -> Indices:
-        """Of each chunk of these groups, shape (groups, width); 0 for chunks that the last group lacks."""
+        """The rows of each chunk of these groups, shape (groups, width); 0 for chunks that the last group lacks."""
         places = groups[:, None] * self.width + np.arange(self.width)
         rows, exists = np.zeros_like(places), places < self.chunks
         rows[exists] = self._layout.extents(self._chunks_at(places[exists]))[1]
@@ -142,7 +142,7 @@ class ChunkOrder:
         return self._shuffled(places) if self._table is None else self._table[places]
 
     def _find_uneven_groups(self) -> None:
-        """Sets the numbers of the uneven groups, their first and end positions, and the shift of positions behind."""
+        """Sets the numbers of the uneven groups, their first and end positions, and the shifts of later positions."""
         odd, surplus = self._layout.odd_chunks()
         groups = self._shuffled.inverse(odd) // self.width
         missing = self.groups * self.width - self.chunks
@@ -154,12 +154,12 @@ class ChunkOrder:
         self._shifts = np.append(0, np.cumsum(surpluses))
         usual = self.width * self.rows
         self._ends = (self._uneven + 1) * usual + self._shifts[1:]
-        # The sentinel at the end is never reached: behind the last uneven group, all groups have the usual size.
+        # The sentinel at the end is never reached: after the last uneven group, all groups have the usual size.
         self._firsts = np.append(self._uneven * usual + self._shifts[:-1], self.length)
 
 
 class ChunkExtents:
-    """Where each chunk begins and ends, in pieces of equal chunks: one per run, another for its short last chunk."""
+    """The first sample and rows of each chunk. Each run is a piece of equal chunks; a short last chunk is another."""
 
     def __init__(self, runs: Sequence[ChunkRun]) -> None:
         samples, rows = np.array([(run.samples, run.rows) for run in runs], np.int64).T
@@ -170,8 +170,7 @@ class ChunkExtents:
         self._samples = np.append(0, np.cumsum(self._counts * self._rows))
         self.chunks, self.length = int(self._chunks[-1]), int(self._samples[-1])
         sizes, which = np.unique(self._rows, return_inverse=True)
-        # Samples of most chunks. Chunks with another number are odd.
-        self.usual_rows = int(sizes[np.bincount(which, self._counts).argmax()])
+        self.usual_rows = int(sizes[np.bincount(which, self._counts).argmax()])  # chunks with another number are odd
 
     def extents(self, chunks: Indices) -> tuple[Indices, Indices]:
         piece = np.searchsorted(self._chunks, chunks, side="right") - 1
@@ -184,7 +183,7 @@ class ChunkExtents:
         return chunks
 
     def odd_chunks(self) -> tuple[Indices, Indices]:
-        """The odd chunks, and how many samples each has above ``usual_rows`` (negative below)."""
+        """The odd chunks, and the difference of each one's samples to ``usual_rows``."""
         odd = np.flatnonzero(self._rows != self.usual_rows)
         counts = self._counts[odd]
         starts = np.repeat(self._chunks[odd] - (np.cumsum(counts) - counts), counts)
@@ -192,7 +191,7 @@ class ChunkExtents:
 
 
 def _window(places: Indices) -> tuple[Indices, Indices]:
-    """At most as many places that contain all of these, and the index of each in them."""
+    """Distinct places that contain all given ones, but not more of them, and the index of each given place in them."""
     if not places.size:
         return places, places
     first, end = int(places.min()), int(places.max()) + 1
@@ -202,7 +201,7 @@ def _window(places: Indices) -> tuple[Indices, Indices]:
 
 
 def distinct_of(numbers: Indices) -> Indices:
-    """The distinct numbers, ascending; as ``np.unique``, which would import ``numpy.ma`` into each reader process."""
+    """As ``np.unique``, which would import ``numpy.ma`` into each reader process."""
     ordered = np.sort(numbers)
     fresh = np.ones(ordered.size, np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=fresh[1:])

@@ -1,6 +1,6 @@
-"""`due`: which chunks to decode while batches are read, so that later batches find theirs decoded; and for whom.
+"""`due`: which chunks a reader decodes ahead while it reads batches.
 
-`Shares` says which of several readers reads which samples of a batch, so that only one of them decodes a chunk.
+`Shares` divides the samples of a batch among several readers, so that only one of them decodes each chunk.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ from lit_async_data.order.plan import ALL, BatchIndex, EpochPlan, Schedule, Shar
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """Shares each batch among readers. The samples of a chunk always fall to the same one. Safe to use from any thread.
+    """Divides each batch among readers. All samples of a chunk go to the same reader. Safe to use from any thread.
 
-    * If the order goes by chunks, the chunks of a group fall to the readers in turn, and so do the samples of a batch.
-    * If a reader keeps chunks, or the order goes by samples, the chunks fall to the readers as they are stored: to the
-      same one in each epoch.
+    * If the order goes by chunks, the readers take the chunks of a group in turn, and so the samples of a batch.
+    * If readers keep chunks, or the order goes by samples, the readers take the chunks in storage order: each reader
+      has the same chunks in each epoch.
     """
 
-    chunks: ChunkExtents | None  # which samples share chunks; None if each is stored alone, for a single reader
+    chunks: ChunkExtents | None  # the samples of each chunk; None if each sample is stored alone, for a single reader
     kept: bool = False  # whether readers keep chunks from epoch to epoch
 
     @property
     def rows(self) -> int:
-        """Of most chunks."""
         return 1 if self.chunks is None else self.chunks.usual_rows
 
     def readers(self, plan: EpochPlan, first: int, samples: Indices, readers: int) -> Indices:
@@ -52,13 +51,13 @@ class Shares:
         return places // plan.world_size % readers
 
     def own(self, plan: EpochPlan, first: int, samples: Indices, share: Share) -> Indices:
-        """The places of the samples that one reader reads, ascending."""
+        """The indices of the samples that one reader reads, ascending."""
         if share.readers == 1:
             return np.arange(len(samples))
         return np.flatnonzero(self.readers(plan, first, samples, share.readers) == share.reader)
 
     def end_with(self, schedule: Schedule, batch: BatchIndex) -> bool:
-        """Whether no chunk is read for a batch and for later ones. True in storage order only."""
+        """Whether a batch shares no chunk with the next one. True in storage order only."""
         plan, following = schedule.plan(batch.epoch), schedule.following(batch)
         if self.chunks is None or plan.shuffle != "none" or plan.buckets is not None or plan.order is not None:
             return False
@@ -74,14 +73,14 @@ ChunkGroup = tuple[int, int]
 def due(
     schedule: Schedule, begin: BatchIndex, end: BatchIndex, shares: Shares, share: Share = ALL
 ) -> list[tuple[ChunkGroup | None, Indices]]:
-    """The chunks that fall due once the batches from ``begin`` up to ``end`` have been read.
+    """The chunks to decode once the batches from ``begin`` up to ``end`` have been read.
 
     If the order goes by chunks, the chunks of a group fall due while the group before it is dealt, evenly over its
-    positions. There is memory for two groups: nothing falls due before the last group but one has been read, or after
-    its own group has. In storage order, the next chunk that begins at or after ``end`` falls due.
+    positions. Memory holds two groups, so no chunk falls due before the last group but one has been read, or after its
+    own group has. In storage order, the next chunk that begins at or after ``end`` falls due.
 
-    Returns one sample of each chunk that this rank begins with, and that falls to ``share``, by group; None where there
-    are no groups.
+    Returns, by group, one sample of each chunk with which this rank begins and which belongs to ``share``. Without
+    groups, the group is None.
     """
     plan = schedule.plan(end.epoch)
     position = _position(plan, end)
@@ -104,7 +103,7 @@ def due(
 def _due_of(
     schedule: Schedule, group: ChunkGroup, batches: tuple[BatchIndex, BatchIndex], shares: Shares, share: Share
 ) -> tuple[ChunkGroup | None, Indices]:
-    """The chunks that fall due with the positions of these batches in one group, and the group that they are of."""
+    """The group after this one, and its chunks that fall due while these batches are read from this group."""
     epoch, number = group
     plan = schedule.plan(epoch)
     assert plan.chunk_order is not None
@@ -122,7 +121,7 @@ def _due_of(
 
 
 def _position(plan: EpochPlan, key: BatchIndex) -> int:
-    """Of a batch in this epoch; its start or end if the batch is of an earlier or later one."""
+    """The position of a batch in this epoch; for a batch of another epoch, the start or end of this one."""
     if key.epoch != plan.epoch:
         return 0 if key.epoch < plan.epoch else plan.length
     return plan.front(key.step)

@@ -1,11 +1,11 @@
-"""`EpochCursor`: the place in the order of all epochs, and its state in a checkpoint, the same on every rank.
+"""`EpochCursor`: the place of the consumer in the order of all epochs, and its saved state, the same on every rank.
 
 ``iter()`` only announces a pass: Lightning calls it two or three times per epoch, before and after ``set_epoch``. The
-first batch binds the pass to an epoch: to the one that ``set_epoch`` requested since the last pass, otherwise to the
-one after the last, even if that ended early. A framework names epochs as it counts its own. Among several loaders a
-short one begins again in the middle of such an epoch, and each of its passes is an epoch of its own.
+first batch binds the pass to an epoch: to the epoch that ``set_epoch`` requested since the last pass, otherwise to the
+epoch after the last one, even if that ended early. A framework names epochs by its own count. Among several loaders, a
+short one begins again in the middle of the framework's epoch, and each of its passes is an epoch of its own.
 
-A place that was saved is where the next pass begins, if it is of that epoch. The pass after it begins at the start.
+The next pass begins at the saved place if it is a pass over that epoch. The pass after it begins at the start.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from lit_async_data.errors import ResumeError
 from lit_async_data.order.plan import BatchIndex, Limits, Schedule
 
 VERSION = 1
-MOST_EPOCHS = 2**62  # the order takes epochs of 63 bits, and the one after this must be one, too
+MOST_EPOCHS = 2**62  # the order takes epochs of 63 bits, and the epoch after this one must be valid, too
 
 
 class Segment(NamedTuple):
-    """Consecutive steps of an epoch that were dealt alike."""
+    """Consecutive steps of an epoch with the same number of ranks and the same batch size."""
 
-    position: int  # where they begin, in samples over all ranks
+    position: int  # the first position, in samples over all ranks
     world_size: int
     batch_size: int  # samples per batch and rank
 
@@ -38,16 +38,16 @@ class Segment(NamedTuple):
 class Place(NamedTuple):
     epoch: int  # the epoch, as ``set_epoch`` names it
     position: int = 0  # samples of the epoch that are done, over all ranks
-    over: bool = False  # whether nothing remains of the epoch
-    history: tuple[Segment, ...] = ()  # how the samples before were dealt
-    # Passes by which the epoch is ahead of the one that a framework has named: those that began again in its middle.
+    over: bool = False  # whether the epoch has no more batches
+    history: tuple[Segment, ...] = ()  # the segments before the position
+    # The difference to the epoch that a framework has named: passes that began again in the middle of its epochs.
     ahead: int = 0
 
     def dealt_on(self, world_size: int, batch_size: int) -> tuple[Segment, ...]:
         """The history, with the segment that begins here.
 
-        Steps that go on where steps of the same size ended are of the same segment, so that the history of a run that
-        is only stopped and continued does not grow.
+        Steps of the same size that follow each other share a segment, so that stopping and continuing a run does not
+        lengthen its history.
         """
         last = self.history[-1] if self.history else None
         if last is not None and last[1:] == (world_size, batch_size) and not (self.position - last[0]) % last.step:
@@ -63,10 +63,10 @@ class OrderState:
     seed: int
     shuffle: str  # the shuffle in effect: ``"none"``, ``"chunk"`` or ``"global"``
     shuffle_chunks: int = 1  # chunks of a group, in a shuffle by chunks
-    drawn: str | None = None  # digest of the weights by which samples are drawn; None if each comes once
+    drawn: str | None = None  # digest of the weights by which samples are drawn; None without weights
     source: Mapping[str, int | str] = dataclasses.field(default_factory=dict)  # see `Source.fingerprint`
-    history: tuple[Segment, ...] = ()  # how the samples before the position were dealt
-    ahead: int = 0  # see `Place`; only in the state if there are any
+    history: tuple[Segment, ...] = ()  # the segments before the position
+    ahead: int = 0  # see `Place`; saved only if it is not 0
     version: int = VERSION
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class OrderState:
 
     @classmethod
     def from_dict(cls, given: Any) -> Self:
-        """The state that `to_dict` returned, which may have been through JSON or YAML."""
+        """The inverse of `to_dict`, also after JSON or YAML."""
         version = given.get("version") if isinstance(given, Mapping) else None
         if isinstance(version, int) and version > VERSION:
             raise ResumeError(
@@ -106,7 +106,7 @@ class OrderState:
         return dataclasses.replace(self, epoch=epoch, position=position, history=history, ahead=ahead)
 
     def differences(self, now: OrderState) -> list[str]:
-        """What has changed since this state was saved, as ``"seed: 1 in the checkpoint, 2 now"``."""
+        """The changes since this state was saved, as ``"seed: 1 in the checkpoint, 2 now"``."""
         pairs: dict[str, tuple[Any, Any]] = {"seed": (self.seed, now.seed), "shuffle": (self.shuffle, now.shuffle)}
         if self.shuffle == now.shuffle == "chunk":
             pairs["shuffle_chunks"] = self.shuffle_chunks, now.shuffle_chunks
@@ -114,9 +114,9 @@ class OrderState:
         for key in {**self.source, **now.source}:
             pairs[key] = self.source.get(key), now.source.get(key)
         drawn = self.drawn is not None or now.drawn is not None
-        if drawn or self.source.get("samples") == now.source.get("samples"):  # else that line names the difference
+        if drawn or self.source.get("samples") == now.source.get("samples"):  # else "samples" names the difference
             pairs["samples of an epoch"] = self.samples, now.samples
-        if "shuffle" in [name for name, (saved, found) in pairs.items() if saved != found]:
+        if self.shuffle != now.shuffle:
             pairs.pop("chunks", None)  # the other shuffle may have none
         return [
             f"{name}: {_shown(saved)} in the checkpoint, {_shown(found)} now"
@@ -131,42 +131,41 @@ def _shown(value: object) -> str:
     return f"{value:,}".replace(",", " ") if isinstance(value, int) else str(value)
 
 
-# Returns how many steps of the next pass the consumer will take, and how many of each pass after it; None for all.
+# Returns the steps that the consumer will take of the next pass, and of each later pass; None for all.
 StepsWanted = Callable[[], tuple[int | None, int | None]]
 
 
 class CursorState(NamedTuple):
     epoch: int = -1  # epoch of the last pass begun; -1 before the first. Without a shuffle, the number of the pass
-    step: int = 0  # next step of that pass
+    step: int = 0  # next step of the last pass
     fresh: bool = True  # whether the next batch begins a pass
     requested: Place | None = None  # the start of the epoch that was requested for the next pass
-    origin: Place = Place(-1)  # where that pass began
-    saved: Place | None = None  # where the next pass begins if it is of that epoch; None for the start
-    steps: int = 0  # steps of that pass
+    origin: Place = Place(-1)  # the first place of the last pass
+    saved: Place | None = None  # the first place of the next pass over that epoch; None for its start
+    steps: int = 0  # steps of the last pass
     named: bool = False  # whether a framework names the epochs
 
     @property
     def between(self) -> bool:
-        """Whether the place is where the next pass begins: none is under way, or it is over and an epoch requested."""
+        """Whether the next batch begins a pass: none is under way, or it is over and an epoch was requested."""
         return self.fresh or (self.requested is not None and self.step >= self.steps)
 
 
 class EpochCursor:
-    """Tracks where the consumer is. Holds no reference to the loader, so that a dropped loader closes at once.
+    """Tracks the place of the consumer. Holds no reference to the loader, so that a dropped loader closes at once.
 
-    The whole state is one tuple that is replaced in a single assignment: an interrupt leaves the old or the new one.
+    A single assignment replaces the whole state, a tuple: an interrupt leaves the old or the new one.
     """
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule  # the order, limited to the steps that the current pass will take
-        # Where the consumer is. The loader sets it to `after` once a batch was handed out or has failed.
-        self.state = CursorState()
+        self.state = CursorState()  # the loader sets it to `after` once a batch was handed out or has failed
 
     def set_epoch(self, epoch: int) -> None:
-        self._request(Place(operator.index(epoch)), named=False)  # as a plain number, not one of numpy
+        self._request(Place(operator.index(epoch)), named=False)  # a plain number, not one of numpy
 
     def name_epoch(self, epoch: int) -> None:
-        """Takes the epoch that a framework names: after the last one that it named comes the pass after the last."""
+        """Request an epoch by a framework's count. If that moved on by one, the pass after the last one follows."""
         state, chosen = self.state, operator.index(epoch)
         last = state.requested or state.saved or state.origin
         since = chosen - (last.epoch - last.ahead)
@@ -175,7 +174,7 @@ class EpochCursor:
         self._request(Place(chosen, ahead=chosen - operator.index(epoch)), named=True)
 
     def follow(self, last: Place) -> None:
-        """Has the next pass be the one after the last pass of a loader of the same place among several."""
+        """Continue after ``last``, the last pass of the loader that this one replaces."""
         named = self.state.requested
         self.state = self.state._replace(origin=Place(last.epoch, ahead=last.ahead), requested=None)
         if named is not None:
@@ -183,7 +182,7 @@ class EpochCursor:
 
     def _request(self, requested: Place, *, named: bool) -> None:
         state = self.state._replace(requested=requested, named=named)
-        if _coming(state).position != self.coming.position:  # what was read ahead begins elsewhere: it has another key
+        if _coming(state).position != self.coming.position:  # batches read ahead begin elsewhere: they need another key
             state = state._replace(epoch=state.epoch + 1)
         self.state = state
 
@@ -191,7 +190,7 @@ class EpochCursor:
         self.state = self.state._replace(fresh=True)
 
     def resume(self, place: Place | None) -> None:
-        """Lets the next batch begin a pass, at this place if it is of that epoch; None for the start of any epoch."""
+        """Let the next batch begin a pass, at this place if it is a pass over that epoch; None for the start."""
         self.state = self.state._replace(fresh=True, saved=place)
 
     @property
@@ -207,7 +206,7 @@ class EpochCursor:
         return _coming(self.state)
 
     def place(self, done: int | None = None) -> Place:
-        """The place of the next batch, or behind ``done`` steps of the pass. May be called from any thread."""
+        """The place of the next batch, or after ``done`` steps of the pass. May be called from any thread."""
         state = self.state  # read once: the consumer may go on
         if state.between:
             return _coming(state)
@@ -220,9 +219,9 @@ class EpochCursor:
         return Place(origin.epoch, plan.position(steps), steps >= len(plan), history, origin.ahead)
 
     def begin(self, steps_wanted: StepsWanted) -> None:
-        """Limits the order to what the pass will take, if the next batch begins one."""
+        """Limit the order to the steps that the consumer will take, if the next batch begins a pass."""
         if self.state.fresh:
-            steps, later = steps_wanted()  # which may name the epoch
+            steps, later = steps_wanted()  # may name the epoch
             start = 0 if self.coming.over else self.coming.position
             self.schedule = self.schedule.limited(Limits(self._next_epoch, steps, later, start))
 
@@ -235,20 +234,19 @@ class EpochCursor:
         return BatchIndex(state.epoch, state.step) if state.step < state.steps else None
 
     def after(self, key: BatchIndex) -> CursorState:
-        """The state after the batch of this key, which is the upcoming one."""
+        """The state after the upcoming batch, which has this key."""
         state = self.state
         requested, origin, saved, steps = state.requested, state.origin, state.saved, state.steps
-        if state.fresh:  # this pass uses up the request, and the place that was saved
+        if state.fresh:  # this pass uses up the request and the saved place
             requested, origin, saved, steps = None, self.coming, None, self.schedule.steps_of(key.epoch)
         return CursorState(key.epoch, key.step + 1, False, requested, origin, saved, steps, state.named)
 
     @property
     def ended(self) -> CursorState:
-        """The state after a pass of which nothing remains, or after the last batch."""
+        """The state after the last batch, or after a pass without remaining batches."""
         if not self.state.fresh:
             return self.state
-        steps = self.schedule.steps
-        named = self.state.named
+        steps, named = self.schedule.steps, self.state.named
         return CursorState(self._next_epoch, steps, fresh=False, origin=self.coming, steps=steps, named=named)
 
     @property

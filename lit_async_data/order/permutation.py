@@ -33,7 +33,7 @@ def hash64(word: int) -> int:
 
 
 def derived_key(*words: int) -> int:
-    """A 64-bit key of several integers. A change in any of them gives an unrelated key."""
+    """A 64-bit key from several integers. A change in any of them gives an unrelated key."""
     key = 0
     for word in words:
         key = hash64((key + _GOLDEN + hash64(word & _WORD)) & _WORD)
@@ -57,8 +57,8 @@ def _hash64_array(words: Words) -> Words:
 class Permutation:
     """One permutation of ``range(n)``. Immutable; safe to call from any thread.
 
-    A call costs about 50 ns per index in blocks of 4096 or more, for 10⁶ elements as for 10¹². It costs at least
-    100 µs, even for one index: ask for blocks.
+    In blocks of 4096 or more, a call costs about 50 ns per index, for 10⁶ elements as for 10¹². Even for one index it
+    costs at least 100 µs: ask for blocks.
     """
 
     def __init__(self, n: int, key: int) -> None:
@@ -67,7 +67,7 @@ class Permutation:
         self._network = _Network(np.array([n], np.uint64), np.array([(n - 1).bit_length()], np.uint64), keys)
 
     def __call__(self, positions: npt.ArrayLike) -> Indices:
-        """An IndexError for positions outside of ``range(n)``."""
+        """The elements at positions; raises an IndexError outside of ``range(n)``."""
         return self._walked(positions, _FORWARD)
 
     def inverse(self, elements: npt.ArrayLike) -> Indices:
@@ -83,8 +83,8 @@ class Permutation:
 class Permutations:
     """Many permutations, each with its own range and key. Immutable; safe to call from any thread.
 
-    One of more than 32 elements equals the `Permutation` with that n and key. A smaller one sorts its elements by the
-    hashes that its key gives them: in so small a range most steps of a cycle walk would fall outside.
+    A permutation of more than 32 elements equals the `Permutation` with that n and key. A smaller one sorts its
+    elements by keyed hashes: in so small a range most steps of a cycle walk would fall outside.
     """
 
     def __init__(self, n: npt.ArrayLike, keys: npt.ArrayLike) -> None:
@@ -92,7 +92,7 @@ class Permutations:
         self._keys = np.asarray(keys, np.uint64)
 
     def __call__(self, positions: npt.ArrayLike, which: npt.ArrayLike) -> Indices:
-        """The elements at positions, each in the range of its permutation, ``which``; all of shape (m,)."""
+        """The elements at positions of the permutations with the numbers ``which``; all of shape (m,)."""
         positions, which = np.asarray(positions, np.int64), np.asarray(which, np.int64)
         n = self.n[which]
         if positions.size and (positions.min() < 0 or (positions >= n).any()):
@@ -139,7 +139,7 @@ class _Network:
         self._high_mask = (one << (bits - self._low_bits)) - one
 
     def walked(self, values: Indices, rounds: range) -> Indices:
-        """Where the walks from these values end. The order of ``rounds`` gives the direction."""
+        """The ends of the walks from these values. The order of ``rounds`` gives the direction."""
         out = self.step(values.astype(np.uint64), rounds)
         outside = np.flatnonzero(out >= self.n)
         while outside.size:

@@ -24,9 +24,9 @@ BLOCK = 16384
 # Cached blocks. The loader asks for a batch twice: to fetch its files ahead, and later to read it.
 CACHED_BLOCKS = 4
 
-# Keys of substitutes, apart from those of the order.
+# Separates the keys of substitutes from those of the order.
 SUBSTITUTES = 6
-# Attempts at a substitute from the same group of chunks; a group may have none, as where a damaged chunk is all of it.
+# Attempts at a substitute from the same group of chunks. All samples of a group may be bad: of one damaged chunk.
 WITHIN_GROUP = 32
 
 Order = Literal["none", "chunk", "global"]
@@ -36,22 +36,22 @@ Order = Literal["none", "chunk", "global"]
 class EpochPlan:
     """The batches of one epoch for one rank. Safe to use from any thread."""
 
-    length: int  # samples of the epoch: those in the source, or, with ``weights``, the number to draw
+    length: int  # samples of the epoch: all in the source, or, with ``weights``, the number to draw
     batch_size: int  # samples per batch and rank
-    shuffle: Order  # ``"none"``, ``"chunk"`` or ``"global"``
+    shuffle: Order
     seed: int  # key of the order
-    epoch: int  # number of the epoch; without a shuffle it changes nothing
+    epoch: int  # number of the epoch; irrelevant without a shuffle
     rank: int = 0  # rank of this process, from 0 to ``world_size - 1``
     world_size: int = 1  # processes that share each step
     drop_last: bool = False  # drop the samples that do not fill a step
     start: int = 0  # position at which the epoch begins (after a resume)
-    runs: tuple[ChunkRun, ...] = ()  # the samples of each file in chunks, for ``"chunk"``; see `ChunkRun`
+    runs: tuple[ChunkRun, ...] = ()  # the samples of each file in chunks, for ``"chunk"``
     # Sample numbers in storage order, int64; None if samples are numbered in storage order.
     order: Indices | None = dataclasses.field(default=None, compare=False, repr=False)
     shuffle_chunks: int = 64  # chunks of a group, for ``"chunk"``
-    # How likely each sample is drawn, with replacement; None to take each sample once.
+    # Weights for drawing with replacement; None to take each sample once.
     weights: Weights | None = dataclasses.field(default=None, compare=False)
-    # Which samples may share a batch; see `LengthPlan`. None if any may.
+    # The samples that may share a batch, for a `LengthPlan`; None if all may.
     buckets: Buckets | None = dataclasses.field(default=None, compare=False)
     alike: bool = False  # whether all epochs have the order of epoch 0
     # The last blocks computed, each with its first index among this rank's positions. Two threads may compute the same
@@ -85,7 +85,7 @@ class EpochPlan:
 
     @property
     def remaining(self) -> int:
-        """Over all ranks, from ``start`` on."""
+        """Samples over all ranks, from ``start`` on."""
         return self.length - self.start
 
     @property
@@ -98,14 +98,13 @@ class EpochPlan:
         return -(-(self.remaining - self.rank) // self.world_size)
 
     def __len__(self) -> int:
-        """The same on every rank."""
         full, rest = divmod(self.remaining, self.batch_size * self.world_size)
         if self.drop_last or not rest or (rest < self.world_size and self.batch_size == 1):
             return full
         return full + 1
 
     def bounds(self, step: int) -> tuple[int, int]:
-        """``[first, end)`` of this rank's positions that make the batch of a step.
+        """``[first, end)`` of this rank's positions in the batch of a step.
 
         A last step of m < W samples would give some ranks an empty batch. So it is joined to the step before, and the
         two are split again: ⌈B/2⌉ samples per rank in the first, the rest in the second. With B = 1 they stay one step.
@@ -126,7 +125,7 @@ class EpochPlan:
 
     @functools.cached_property
     def whole_steps(self) -> int:
-        """Steps that have ``batch_size`` samples on every rank, for callers that save a call of `count`."""
+        """Steps with ``batch_size`` samples on every rank, for callers that save a call of `count`."""
         return self.remaining // (self.batch_size * self.world_size) - 1
 
     def count(self, step: int) -> int:
@@ -136,7 +135,7 @@ class EpochPlan:
         return end - first
 
     def position(self, steps: int) -> int:
-        """Over all ranks, behind the first steps; behind all of them, also behind what ``drop_last`` drops."""
+        """The position after the first steps, over all ranks; after all steps, the end of the epoch."""
         if steps == len(self):
             return self.length
         return self.start + (self.bounds(steps - 1)[1] if steps else 0) * self.world_size
@@ -145,20 +144,20 @@ class EpochPlan:
         return min(len(self), -(-(position - self.start) // (self.batch_size * self.world_size)))
 
     def drops_all(self, position: int) -> bool:
-        """Whether ``drop_last`` drops all that remains behind a position."""
+        """Whether ``drop_last`` drops all samples after a position."""
         return self.drop_last and self.length - position < self.batch_size * self.world_size
 
     def batch(self, step: int) -> Indices:
-        """By their numbers in the source, in the order of the batch."""
+        """The sample numbers in the source, in the order of the batch."""
         return self.stretch(step, 1)[0]
 
     def positions(self, step: int) -> Indices:
-        """The places of the samples of a step in the whole order, over all ranks."""
+        """The positions of this rank's samples of a step in the whole order, over all ranks."""
         first, end = self.bounds(step)
         return self.start + np.arange(first, end) * self.world_size + self.rank
 
     def front(self, step: int) -> int:
-        """How far the order by chunks has been read before a step."""
+        """The position in the order by chunks up to which it has been read before a step."""
         return int(self.positions(step)[0])
 
     def chunk_places(self, first: int, samples: Indices) -> Indices:
@@ -168,11 +167,11 @@ class EpochPlan:
         return self.chunk_order.located(local * self.world_size + self.rank + self.start)[0]
 
     def substitute(self, position: int, attempt: int, *, alone: bool = False) -> int:  # noqa: ARG002
-        """The sample that stands in for the one at a place of the whole order, if that cannot be read.
+        """The sample that replaces an unreadable one at a position of the whole order.
 
-        Each attempt draws another one: from the same group of chunks, or from the whole epoch if the order has none or
-        all attempts within the group failed. All ranks draw the same one, wherever the epoch was resumed. Where a
-        batch has no other sample, ``alone``, a `LengthPlan` draws one of any length.
+        Each attempt draws another sample: from the same group of chunks, or from the whole epoch if the order has no
+        groups or all attempts within the group failed. The draw does not depend on the rank or on a resume. If the
+        batch has no other sample (``alone``), a `LengthPlan` draws one of any length.
         """
         first, end = 0, self.length
         if self.chunk_order is not None and attempt < WITHIN_GROUP:
@@ -195,7 +194,8 @@ class EpochPlan:
         self._cache[:] = [(first, block), *self._cache[: CACHED_BLOCKS - 1]]
         return block[: end - first]
 
-    def samples(self, positions: Indices) -> Indices:  # of the whole order, over all ranks, counted from ``start``
+    def samples(self, positions: Indices) -> Indices:
+        """The samples at positions of the whole order, over all ranks, counted from ``start``."""
         if self.shuffle == "none":
             return positions + self.start
         if self.chunk_order is not None:
@@ -213,7 +213,7 @@ class EpochPlan:
         return stored if self.order is None else self.order[stored]
 
     def places_begun(self, group: int) -> Indices:
-        """The places of the chunks of a group that this rank begins with, in the order in which it begins them."""
+        """The places of the chunks of a group with which this rank begins, in the order in which it begins them."""
         for number, places in self._begun:
             if number == group:
                 return places
@@ -226,13 +226,12 @@ class EpochPlan:
 
     @functools.cached_property
     def chunk_order(self) -> ChunkOrder | WeightedChunkOrder | None:
-        """Of this epoch, over places in storage order; None if it does not go by chunks."""
+        """The order of samples in storage order; None if the epoch does not go by chunks."""
         if self.shuffle != "chunk" or not self.runs:  # without chunks, "chunk" is the global shuffle
             return None
-        key = self._key
         if self.weights is not None:
-            return WeightedChunkOrder(self.runs, self.shuffle_chunks, self.weights, self.length, key)
-        return ChunkOrder(self.runs, self.shuffle_chunks, key)
+            return WeightedChunkOrder(self.runs, self.shuffle_chunks, self.weights, self.length, self._key)
+        return ChunkOrder(self.runs, self.shuffle_chunks, self._key)
 
 
 class BatchIndex(NamedTuple):
@@ -243,7 +242,7 @@ class BatchIndex(NamedTuple):
 class Share(NamedTuple):
     """The part of each batch that one of several readers reads; see `Shares`."""
 
-    reader: int  # its number
+    reader: int
     readers: int
 
 
@@ -251,7 +250,7 @@ ALL = Share(0, 1)
 
 
 class Limits(NamedTuple):
-    """Which part of each epoch the consumer will take: fewer steps in a sanity check, a later start after a resume."""
+    """The part of each epoch that the consumer takes: fewer steps in a sanity check, a later start after a resume."""
 
     epoch: int = 0  # epoch of the current pass
     steps: int | None = None  # most steps of this epoch; None for all
@@ -260,9 +259,9 @@ class Limits(NamedTuple):
 
 
 class Schedule:
-    """The endless order of batches: after the last step of an epoch comes the first of the next. Thread-safe.
+    """The endless order of batches: the first step of an epoch follows the last step of the one before. Thread-safe.
 
-    Epochs that are not ``shuffled`` are only counted: batches read ahead for the next epoch serve any other.
+    Epochs that are not ``shuffled`` are only counted: batches read ahead for the next epoch serve any other epoch.
     """
 
     def __init__(self, plan: Callable[..., EpochPlan], *, shuffled: bool) -> None:
@@ -274,7 +273,7 @@ class Schedule:
         self.steps, self.capacity, self.buckets, self.seed = len(first), first.capacity, first.buckets, first.seed
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_plans": {}}  # built again where they are needed
+        return {**vars(self), "_plans": {}}  # built again when needed
 
     def limited(self, limits: Limits) -> Schedule:
         if limits == self.limits:
@@ -284,11 +283,11 @@ class Schedule:
         return limited
 
     def keyed(self, seed: int) -> Schedule:
-        """Another order of the same samples, without limits."""
+        """The order of the same samples with another seed, without limits."""
         return Schedule(functools.partial(self._build, seed=seed), shuffled=self.shuffled)
 
     def plan(self, epoch: int) -> EpochPlan:
-        """From where the epoch begins. The plans of neighbouring epochs are cached."""
+        """The plan of an epoch from its start on. The plans of neighbouring epochs are cached."""
         start = self.limits.start if epoch == self.limits.epoch else 0
         plan = self._plans.get((epoch, start))
         if plan is None:
@@ -304,7 +303,7 @@ class Schedule:
     def following(self, key: BatchIndex) -> BatchIndex:
         epoch, step = key
         current, steps, later, start = self.limits
-        last, limit = self.steps, steps if epoch <= current else later  # without calls: this is asked for each batch
+        last, limit = self.steps, steps if epoch <= current else later  # without calls: this runs for each batch
         if start and epoch == current:
             last = self.steps_of(epoch)
         if limit is not None and step < limit:  # a step beyond the limit proves the limit wrong

@@ -1,4 +1,4 @@
-"""Weights of samples, and orders in which samples are drawn by them, with replacement. See docs/design/order.md.
+"""Weights of samples, and orders that draw samples by weight, with replacement. See docs/design/order.md.
 
 The sample at a position is a pure function of (weights, key, position), so that ranks need not communicate.
 """
@@ -17,17 +17,17 @@ from lit_async_data.order.permutation import Indices, Permutation, derived_key, 
 
 # The default ``ignore_index`` of torch's losses.
 IGNORED = -100
-# A group with more positions is assumed to need all of its chunks: drawing for 2¹⁸ positions takes 0.1 s.
+# A group with more positions is assumed to need all of its chunks: draws for 2¹⁸ positions take 0.1 s.
 _MOST_DRAWN = 2**18
 
 Floats = npt.NDArray[np.float64]
 
 
 class SampleClasses(NamedTuple):
-    """The labels of samples as pairs: ``classes[n]``, counted from 0, is one of sample ``samples[n]``.
+    """The labels of samples as pairs: sample ``samples[n]`` has class ``classes[n]``, counted from 0.
 
-    ``counts`` and ``names`` are those of each class. Where samples may have ``several``, the names are the numbers of
-    columns, and −1 of a class of the samples that have none.
+    ``counts`` and ``names`` have an entry for each class. If samples may have ``several`` labels, the names are column
+    numbers, and −1 for the class of samples without a label.
     """
 
     samples: Indices
@@ -42,7 +42,7 @@ class SampleClasses(NamedTuple):
         if array.ndim == 2:
             has = np.asarray(array == 1)
             wrong = array[~has & (array != 0) & (array != IGNORED)]
-            if wrong.dtype.kind == "f":  # NaN says that nobody knows, as −100
+            if wrong.dtype.kind == "f":  # NaN marks an unknown label, as −100 does
                 wrong = wrong[~np.isnan(wrong)]
             if wrong.size or not has.any():
                 what = f"they are {array.dtype}, also {wrong[0]}" if wrong.size else "no sample has one"
@@ -73,23 +73,22 @@ class SampleClasses(NamedTuple):
 
 
 def class_weights(labels: npt.ArrayLike) -> Floats:
-    """A weight for each sample, so that each class is drawn equally often.
+    """Weights with which each class is drawn equally often (class-aware sampling).
 
-    Each draw is one of a class, all equally likely, and then of one of its samples. So a sample weighs the sum of what
-    each of its labels gives (class-aware sampling; for several labels in Wu et al. 2020, arXiv 2007.09654).
+    Each draw chooses a class, all with the same probability, and then one of its samples. So the weight of a sample is
+    a sum over its labels (for several labels: Wu et al. 2020, arXiv 2007.09654).
 
     Args:
         labels: Whole numbers, booleans or text, shape (n,). Or, for several labels per sample, 1 for each label that a
             sample has and 0 for the others, shape (n, classes).
 
     Returns:
-        float64, shape (n,): one over the number of samples with the same label, summed over the labels of the sample;
-        0 for −100, which losses ignore, and for NaN among several labels. Where there may be several labels, samples
-        with none are one more class.
+        float64, shape (n,): one over the number of samples with the same label, summed over the labels of the sample.
+        0 for −100, which losses ignore, and for NaN among several labels. With several labels per sample, samples
+        without a label form one more class.
 
     Raises:
-        ConfigError: There are no labels, all are ignored, they have another shape, or their type cannot be counted by
-            value.
+        ConfigError: There are no labels, all are ignored, or their shape or type is wrong.
 
     Example:
         >>> class_weights(["cat", "dog", "cat", "cat", "dog"]).round(2).tolist()
@@ -103,9 +102,9 @@ def class_weights(labels: npt.ArrayLike) -> Floats:
 
 
 class WeighedChunks(NamedTuple):
-    firsts: Indices  # their first samples
+    firsts: Indices  # first samples
     rows: Indices
-    sums: Floats  # of their weights
+    sums: Floats  # sums of weights
     usual_rows: int
 
 
@@ -113,7 +112,7 @@ class Weights:
     """A weight for each sample, and their cumulative sum. Immutable; safe to use from any thread.
 
     Takes 8 bytes per sample. Probabilities are exact to about ``n · 1e-16``. A sample may never be drawn if its weight
-    is less than 1e-16 of the sum of those before it.
+    is less than 1e-16 of the sum of the weights before it.
     """
 
     def __init__(self, weights: npt.ArrayLike, samples: int | None = None) -> None:
@@ -127,11 +126,11 @@ class Weights:
             raise ConfigError("their sum exceeds the range of float64; divide all of them by the largest", "weights")
         if not self.edges[-1] > 0:
             raise ConfigError("all of them are 0; give at least one sample a weight above 0", "weights")
-        # Cache of the last result of `chunks`. Replaced as a whole, since other threads may be reading it.
+        # The last result of `chunks`. Replaced as a whole, since other threads may be reading it.
         self._chunks: tuple[tuple[ChunkRun, ...], WeighedChunks] | None = None
 
     def drawn(self, numbers: Floats) -> Indices:
-        """The samples of numbers in [0, 1), in proportion to the weights."""
+        """Maps uniform numbers in [0, 1) to samples, in proportion to the weights."""
         return drawn_between(self.edges, 0, -1, numbers)
 
     def chunks(self, runs: Sequence[ChunkRun]) -> WeighedChunks:
@@ -153,7 +152,7 @@ class Weights:
 
 
 def drawn_between(edges: Floats, low: Any, high: Any, numbers: Floats) -> Indices:
-    """Maps uniform numbers to the intervals between two edges, in proportion to their widths; never to an empty one."""
+    """Maps uniform numbers to intervals between two edges, in proportion to their widths; never to an empty one."""
     begin, end = edges[low], edges[high]
     # The product may round up to ``end``, where the next interval begins.
     values = np.minimum(begin + numbers * (end - begin), np.nextafter(end, 0))
@@ -162,7 +161,7 @@ def drawn_between(edges: Floats, low: Any, high: Any, numbers: Floats) -> Indice
 
 
 def uniform(key: int, positions: Indices) -> Floats:
-    """In [0, 1), with all 53 bits of a float64."""
+    """Random numbers in [0, 1), with all 53 bits of a float64."""
     return (derived_keys(key, positions) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -199,7 +198,7 @@ class WeightedChunkOrder:
 
     Groups of chunks get positions in proportion to their weights, rounded at random so that the mean over keys is
     exact. Each position draws a chunk of its group by weight, and then a sample of that chunk by weight. Chunks without
-    weight and groups without positions are left out. The members are those of `ChunkOrder`.
+    weight and groups without positions are left out. Methods as in `ChunkOrder`.
     """
 
     def __init__(self, runs: Sequence[ChunkRun], width: int, weights: Weights, length: int, key: int) -> None:
@@ -227,7 +226,7 @@ class WeightedChunkOrder:
         return self.group(int(self._groups_of(_checked_positions([position], self.length))[0]))
 
     def places_of(self, group: int, begin: int = 0, step: int = 1) -> Indices:
-        """As `ChunkOrder.places_of`, by their first draws; all chunks of a group of more than 2¹⁸ positions."""
+        """As `ChunkOrder.places_of`, in the order of first draws; all chunks if a group has more than 2¹⁸ positions."""
         _, first, end = self.group(group)
         if -(-(end - first) // step) > _MOST_DRAWN:
             return np.arange(*self._places[group])
@@ -256,7 +255,7 @@ class WeightedChunkOrder:
         cuts = np.minimum(np.arange(-(-self.chunks // self.width) + 1) * self.width, self.chunks)
         shares = self._chunk_edges[cuts] / self._chunk_edges[-1]
         bounds = np.floor(shares * self.length + shift).astype(np.int64)
-        # A float cannot hold the length of a very long epoch, and a last group may add nothing to the rounded sum.
+        # A float cannot hold the length of a very long epoch, and the last group may add nothing to the rounded sum.
         bounds[shares == 1] = self.length
         nonempty = np.flatnonzero(np.diff(bounds))
         self._begins, self._ends = bounds[nonempty], bounds[nonempty + 1]

@@ -68,7 +68,7 @@ def test_statistics_make_a_mean_of_0_and_a_std_of_1_and_predictions_come_back(dt
             pytest.approx(0, abs=1e-4),
             pytest.approx(1, rel=1e-4),
         )
-    with pytest.raises(ConfigError, match=r"^fields: 'x', 'y' are normalised .*inverse\(\{\*\*batch, 'y': values\}\)"):
+    with pytest.raises(ConfigError, match=r"^fields: 'x', 'y' are each normalised .*inverse\(\{\*\*batch, 'y': values\}\)"):
         normalize.inverse(made["y"])
     back = normalize.inverse(made)
     assert torch.allclose(back["x"], torch.from_numpy(x).float(), atol=1e-3)
@@ -128,7 +128,7 @@ def test_labels_are_normalised_only_by_name(labels):
     assert Normalize.of(found).fields == ("x",)
     assert Normalize.of(found, "y").fields == ("y",)
     del found["x"]
-    with pytest.raises(ConfigError, match=r"^fields: no field is named, and 'y' hold .*; name what to normalise"):
+    with pytest.raises(ConfigError, match=r"^fields: no field is named, and 'y' hold .*; name the field to normalise"):
         Normalize.of(found)
 
 
@@ -141,7 +141,7 @@ def test_axes_may_be_named_in_any_order_but_once():
 
 
 def test_axes_that_do_not_fit_mean_and_std_are_refused():
-    with pytest.raises(ConfigError, match=r"^axis: \(0, 1\) is not one for each of the 1 axes"):
+    with pytest.raises(ConfigError, match=r"^axis: \(0, 1\) does not name the 1 axes"):
         Normalize([1, 2], 1, axis=(0, 1))
 
 
