@@ -118,7 +118,7 @@ class ChangedError(SourceError):
 
 
 class CorruptError(SourceError):
-    """Stored bytes do not decode to what the file promises."""
+    """Stored bytes are damaged: they do not decode to the values that the file describes."""
 
 
 class ManifestError(SourceError):

@@ -213,8 +213,11 @@ class BatchSpec(Mapping[str, FieldSpec]):
             >>> BatchSpec({"y": birds}, as_mapping=True).names("y", [1, 0, -100]).tolist()
             ['emu', 'auk', '']
         """
-        integers = {each: field for each, field in self.items() if field.dtype.kind in "iu"}
-        named = {each: dict(enumerate(field.texts)) or field.named for each, field in integers.items()}
+        named = {
+            each: dict(enumerate(field.texts)) or field.named
+            for each, field in self.items()
+            if field.dtype.kind in "iu"
+        }
         texts = named.get(key, {})
         if not texts or (self[key].shape == (len(texts),) and self[key].dtype == np.uint8):
             listed = ", ".join(each for each in named if named[each]) or "none"

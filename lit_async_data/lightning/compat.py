@@ -1,8 +1,8 @@
-"""The Lightning package that this program uses, and `Replacement`, by which it takes the place of a method there.
+"""The Lightning package that this program uses, and `Replacement`, which replaces a method of its objects.
 
 ``pytorch_lightning`` and ``lightning.pytorch`` are the same code under two names, and the Trainer of one refuses the
-DataModules and callbacks of the other. This module takes the package that is already imported, and
-``pytorch_lightning`` if neither or both are.
+DataModules and callbacks of the other. This module uses the package that is already imported, or ``pytorch_lightning``
+if neither or both are.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ __all__ = ["Replacement", "pl", "rank_zero_only"]
 
 
 class Replacement:
-    """Takes the place of a method of an object, and makes a call with the original and the arguments instead.
+    """Replaces a method of an object by ``call``, which gets the original method and the arguments.
 
-    In a copy of the object, or a pickle of it, the method is the original again.
+    A copy or pickle of the object has the original method again.
     """
 
     def __init__(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
         self._owner, self._name, self._original = owner, name, getattr(owner, name)
-        self._call: Callable[..., Any] | None = call  # None once it is undone, though other code may still call it
+        self._call: Callable[..., Any] | None = call  # None after `undo`; other code may still call this object
         setattr(owner, name, self)
 
     def __call__(self, *arguments: Any) -> Any:
         return self._original(*arguments) if self._call is None else self._call(self._original, *arguments)
 
     def __reduce__(self) -> Any:
-        return self._original.__reduce__()  # of a bound method: its object and its name
+        return self._original.__reduce__()  # a bound method is pickled as its object and its name
 
     def undo(self) -> None:
         """Restore the object, unless other code has replaced the method since. Idempotent."""

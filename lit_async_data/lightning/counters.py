@@ -1,6 +1,6 @@
-"""Lightning's counters of epochs and batches, and what else of Lightning has no public name: nothing else touches it.
+"""Lightning's counters of epochs and batches, and its private attributes, which no other module uses.
 
-Checked with Lightning 2.5.5 and 2.6.6. A later version may lack a name that begins with _; then its default holds.
+Checked with Lightning 2.5.5 and 2.6.6. If a later version lacks a private attribute, its default here holds.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ def batches(trainer: pl.Trainer) -> Any:
 
 
 def trained(trainer: pl.Trainer) -> int:
-    """Of this epoch; right in every hook, and after an error."""
+    """The batches of this epoch that were trained on; right in every hook, and after an error."""
     return int(batches(trainer).processed)
 
 
 def epoch(trainer: pl.Trainer) -> int:
-    """As Lightning names it to samplers."""
+    """The epoch that Lightning names to samplers."""
     progress: Any = trainer.fit_loop.epoch_progress
     return int(progress.current.processed)
 
@@ -35,14 +35,14 @@ def is_last(trainer: pl.Trainer) -> bool:
 
 
 def is_over(trainer: pl.Trainer) -> bool:
-    """Whether the last batch of the epoch was trained on; an error in it leaves it ready, but not processed."""
+    """Whether the last batch of the epoch was trained on; after an error it is ready, but not processed."""
     return is_last(trainer) and batches(trainer).processed == batches(trainer).ready
 
 
 def set_left(trainer: pl.Trainer, left: int, *, is_last: bool) -> None:
-    """Have Lightning count ``left`` batches as still to be trained on.
+    """Make Lightning count ``left`` batches as still to be trained on.
 
-    All counters move by the same number: their differences say in which hook the checkpoint was written.
+    All counters move by the same number, because their differences say in which hook the checkpoint was written.
     """
     counters = batches(trainer)
     trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = is_last
@@ -52,10 +52,10 @@ def set_left(trainer: pl.Trainer, left: int, *, is_last: bool) -> None:
 
 
 def reopen_epoch(loops: Mapping[str, Any]) -> None:  # the state of the fit loop in a checkpoint
-    """Have a resumed run train the rest of an epoch that the run before has ended in the middle.
+    """Make a resumed run train the rest of an epoch that the run before has ended in the middle.
 
-    Where ``max_steps``, ``max_time`` or ``trainer.should_stop`` ends it, Lightning counts it as done, and would begin
-    the next. Where a limit or the user's -1 ends it, the batch before was its last. Does nothing a second time.
+    If ``max_steps``, ``max_time`` or ``trainer.should_stop`` ended the epoch, Lightning counts it as done and would
+    begin the next. If a limit or the user's -1 ended it, the batch before was its last. A second call does nothing.
     """
     epochs, taken = loops["epoch_progress"], loops["epoch_loop.batch_progress"]
     cut = taken["current"]["processed"] and not taken["is_last_batch"]
@@ -66,11 +66,11 @@ def reopen_epoch(loops: Mapping[str, Any]) -> None:  # the state of the fit loop
 
 
 def begin_whole_epoch(trainer: pl.Trainer) -> None:
-    """Have a run that resumes between epochs train the next epoch.
+    """Make a run that resumes between epochs train the next epoch.
 
-    A checkpoint of ``on_train_epoch_start`` has the counters of the epoch before, and Lightning would take this epoch
-    for done. So it would, with ``max_steps`` alone, from any checkpoint of an epoch's end. It sets the counters to 0
-    where its inner loop begins anew.
+    A checkpoint of ``on_train_epoch_start`` has the counters of the epoch before, and Lightning would take the new
+    epoch for done; with ``max_steps`` alone, also from any checkpoint of an epoch's end. Lightning sets the counters to
+    0 when its inner loop begins anew.
     """
     loop, epochs = trainer.fit_loop, trainer.fit_loop.epoch_progress
     ended = loop.restarting and is_over(trainer) and epoch(trainer) == epochs.current.ready
@@ -92,7 +92,7 @@ def loops_of(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def loaded_checkpoint(trainer: Any) -> Mapping[str, Any]:
-    """Of which Lightning shows a DataModule only its own part."""
+    """The whole checkpoint; Lightning passes a DataModule only its own part."""
     return getattr(getattr(trainer, "_checkpoint_connector", None), "_loaded_checkpoint", None) or {}
 
 
@@ -110,12 +110,12 @@ def loaders_of(loop: Any) -> Sequence[Any]:
 
 
 def iterators_of(loop: Any) -> Sequence[Any]:
-    """Empty until they have begun."""
+    """The iterators of a loop's loaders; empty until they have begun."""
     return getattr(getattr(getattr(loop, "_combined_loader", None), "_iterator", None), "iterators", ())
 
 
 def loops_that_run(trainer: Any) -> Iterator[tuple[Any, bool]]:
-    """The loops of a run that take batches, and whether each of them trains."""
+    """The loops of a run that take batches, each with whether it trains."""
     if trainer.state.fn == "fit":
         yield trainer.fit_loop, True
         yield trainer.fit_loop.epoch_loop.val_loop, False

@@ -43,7 +43,7 @@ from lit_async_data.lightning.stages import (
     with_saved_classes,
     with_training_classes,
 )
-from lit_async_data.options import OF_LOADER, ArrayLike, LoaderOptions, explains_names, lightning_seed
+from lit_async_data.options import OF_LOADER, ArrayLike, LoaderOptions, explains_names, lightning_seed, whole
 from lit_async_data.sources.contract.source import Location, Source
 
 log = logging.getLogger(__name__)
@@ -55,9 +55,9 @@ class Replayed(NamedTuple):
     Attributes:
         epoch: Its epoch, counted from 0.
         batch_idx: Its number in the epoch, as ``training_step`` gets it.
-        batch: What the loader hands out: every transform is applied, with the same random numbers.
-        ids: The samples, int64, shape (n,); as in ``return_indices``, but without those that fill up the batch.
-        places: Where each of them is stored.
+        batch: The batch as the loader hands it out, with all transforms and the same random numbers.
+        ids: The samples, int64, shape (n,); as in ``return_indices``, but without the samples that fill up the batch.
+        places: The location of each sample.
     """
 
     epoch: int
@@ -71,49 +71,49 @@ class Replayed(NamedTuple):
 class AsyncDataModule(pl.LightningDataModule):
     """Sources for training, validation, test and prediction, each read ahead by an `AsyncLoader`.
 
-    With several ranks, each loader reads the share of its rank. Batches go to the Trainer's device. Loaders are closed
-    when the Trainer is done, also after an error. A stage without a source has no loader. Not thread-safe: Lightning
-    calls it from one thread.
+    With several ranks, each loader reads the share of its rank. Batches go to the Trainer's device. Loaders close when
+    the Trainer is done, also after an error. A stage without a source has no loader. Not thread-safe: Lightning calls
+    it from one thread.
 
     Args:
         source: One source, which ``split`` cuts into stages; without ``split``, the source for training. Cannot be
             combined with ``train``, ``val``, ``test`` and ``predict``.
-        split: The share of each stage, as in ``{"train": 0.7, "val": 0.15, "test": 0.15}``, or a list of its groups or
-            of its values of ``by``; see `split`.
-        groups: What a split keeps together: ``"file"``, ``"group"``, a dataset of subjects, …; see `split`.
+        split: The share of each stage, as in ``{"train": 0.7, "val": 0.15, "test": 0.15}``, or the list of its groups
+            or of its values of ``by``; see `split`.
+        groups: The groups that a split keeps together: ``"file"``, ``"group"``, a dataset of subjects, …; see `split`.
         by: The column with the stage or the fold of each sample; see `split`.
-        balance: The classes of which each stage gets its share, too; see `split`.
-        fold: Which fold is for validation, by its number from 0 on or, with ``by``, by its value; the others are for
-            training. With ``split``, its train and val together are cut into folds.
+        balance: The classes to distribute over the stages in proportion; see `split`.
+        fold: The fold for validation, by its number from 0 on or, with ``by``, by its value; the other folds are for
+            training. With ``split``, the samples of its train and val together are cut into folds.
         folds: Number of folds, without ``by``; see `folds`.
         train: Source for training.
-        val: Source for validation, or a list of several.
-        test: Source for test, or a list of several.
-        predict: Source for prediction, or a list of several.
-        loader: `LoaderOptions`, or a mapping of their names. Training shuffles unless they say otherwise; evaluation
-            uses them without shuffle and drops no batch.
+        val: Source for validation, or a list of sources.
+        test: Source for test, or a list of sources.
+        predict: Source for prediction, or a list of sources.
+        loader: `LoaderOptions`, or a mapping of their names to values. Training shuffles unless the options say
+            otherwise; evaluation does not shuffle and drops no batch.
         val_loader: Options that differ in validation; a value of None inherits.
         test_loader: Options that differ in test.
         predict_loader: Options that differ in prediction.
-        sample_transform: Called with each sample on the host. Transforms that take random numbers get them as in
-            `AsyncLoader` in training, and None in evaluation. One callable for all stages, or a mapping over ``train``,
-            ``val``, ``test``, ``predict`` and ``eval`` (the last three).
-        batch_transform: Called with each batch on the host, after ``sample_transform``; likewise for each stage.
-        device_transform: Called with each batch on its device, on the stream that copies; likewise for each stage.
-        statistics: ``"train"`` normalises a field by its mean and std in training, in all stages: the fields of a
-            `Normalize` as ``device_transform``, whose ``axis`` and ``dtype`` are kept and whose numbers do not matter
-            then, or the first that holds no labels. Rank 0 finds them when the first loader is built. They are those of
-            the source, before host transforms, which then must not scale or shift the values.
-        cache_dir: Keeps them, as in `statistics`.
-        force_resume: Whether to resume in the middle of an epoch at the same position though its order is another one
-            now: other data, seed, shuffle or weights.
+        sample_transform: Called with each sample on the host; random numbers as in `AsyncLoader` in training, None in
+            evaluation. One callable for all stages, or a mapping over ``train``, ``val``, ``test``, ``predict`` and
+            ``eval`` (the last three).
+        batch_transform: Called with each batch on the host, after ``sample_transform``; for stages as above.
+        device_transform: Called with each batch on its device, on the stream that copies; for stages as above.
+        statistics: ``"train"`` normalises fields in all stages by their mean and std in training: the fields of a
+            `Normalize` given as ``device_transform``, which keeps its ``axis`` and ``dtype`` but not its numbers; else
+            the first field that holds no labels. Rank 0 computes them when the first loader is built, from the values
+            of the source before host transforms, which therefore must not scale or shift the values.
+        cache_dir: Folder that keeps the statistics, as in `statistics`.
+        force_resume: Whether to resume in the middle of an epoch at the same position although its order has changed:
+            other data, seed, shuffle or weights.
 
     Attributes:
         sources: The sources of each stage, by the stage's name: ``dm.sources["val"][0].locate(ids)``.
-        normalize: The `Normalize` of ``statistics``, once it is found: ``dm.normalize.inverse(predictions)``.
+        normalize: The `Normalize` of ``statistics``, once computed: ``dm.normalize.inverse(predictions)``.
 
     Raises:
-        ConfigError: An option is wrong; the message names it, with its argument. Or the classes of a field differ
+        ConfigError: An option is wrong; the message names option and argument. Or the classes of a field differ
             between stages.
 
     Example:
@@ -159,12 +159,12 @@ class AsyncDataModule(pl.LightningDataModule):
         self.sources = with_training_classes(checked_sources(by_stage))
         check_same_classes(self.sources)
         if not self.sources["val"]:
-            # A DataModule has all four hooks, so Lightning believes that there is a validation loader.
+            # A DataModule has all four hooks, so Lightning expects a validation loader.
             warnings.filterwarnings("ignore", "You passed in a `val_dataloader` but have no `validation_step`")
         self._options = LoaderOptions.of(loader, "loader.")
         self._overrides = {"val": val_loader, "test": test_loader, "predict": predict_loader}
         for stage in STAGES:
-            self._options_of(stage)  # raises now, not at the first validation
+            self._options_of(stage)  # raises errors now, not at the first validation
         self._transforms: dict[str, dict[str, Any]] = {
             "sample_transform": stage_transforms("sample_transform", sample_transform),
             "batch_transform": stage_transforms("batch_transform", batch_transform),
@@ -174,18 +174,17 @@ class AsyncDataModule(pl.LightningDataModule):
         self.normalize: Normalize | None = None
         self._statistics = statistics and (device_transform, cache_dir)
         self.force_resume = force_resume
-        # The fields that come out of host hooks, and the source that they were found with.
+        # A source, and the fields that host hooks make of it.
         self._found: tuple[Source, BatchSpec] | None = None
         self._logged = set[str]()
         # The seed of the last training, the same on all ranks, for loaders whose options have none; None before a run.
         self._seed: int | None = None
-        # The place of a checkpoint, until training begins there.
-        self._saved: dict[str, Any] | None = None
+        self._saved: dict[str, Any] | None = None  # the place of a checkpoint, until training begins there
         self._forget_loaders()
 
     def _forget_loaders(self) -> None:
         self._loaders: weakref.WeakSet[AsyncLoader] = weakref.WeakSet()
-        # Loaders that `describe` built and that no stage has taken yet; and the one that has the saved place.
+        # Loaders that `describe` built and that no stage has taken yet; and the training loader.
         self._described: dict[Stage, list[tuple[LoaderArguments, AsyncLoader]]] = {}
         self._training: weakref.ref[AsyncLoader] | None = None
 
@@ -195,7 +194,7 @@ class AsyncDataModule(pl.LightningDataModule):
         """Agree with the other ranks on the seed, and log what `describe` says about the stages of this run."""
         trainer: Any = self.trainer  # Any: no type checker sees where Lightning sets it
         if trainer is not None and trainer.state.status == "running":
-            # Here, where Lightning calls every rank: users call what builds loaders on one rank alone, too.
+            # Lightning calls this hook on every rank. A user may call methods that build loaders on a single rank.
             seed = trainer.strategy.broadcast(lightning_seed())
             self._seed = seed if stage == "fit" or self._seed is None else self._seed
         # Lightning warns about every stage without data, which is no mistake here.
@@ -232,7 +231,7 @@ class AsyncDataModule(pl.LightningDataModule):
         self.close()
 
     def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002  # the signature is Lightning's
-        """Close everything; after an error Lightning does not call `teardown`."""
+        """Close everything: Lightning does not call `teardown` after an error."""
         self.close()
 
     def close(self) -> None:
@@ -257,17 +256,17 @@ class AsyncDataModule(pl.LightningDataModule):
 
     @batch_size.setter
     def batch_size(self, size: int) -> None:
-        # The finder doubles until memory is full or the data end, but it cannot see how many samples there are.
+        # The finder doubles the size until memory is full or the data end, but does not know the number of samples.
         most = max(map(len, self.sources["train"]), default=size)
         self._options = dataclasses.replace(self._options, batch_size=min(size, most))
 
     @property
     def spec(self) -> BatchSpec:
-        """The fields of a batch of the first source, as host hooks return them; the first look calls the hooks.
+        """The fields of a batch of the first source, as host hooks return them; the first access calls the hooks.
 
         Raises:
             TransformError: A host hook failed on the first samples.
-            SourceError: They cannot be read.
+            SourceError: The first samples cannot be read.
         """
         stage: Stage = next(stage for stage in STAGES if self.sources[stage])
         source, options = self._first, self._options_of(stage)
@@ -286,8 +285,8 @@ class AsyncDataModule(pl.LightningDataModule):
     def num_classes(self) -> dict[str, int]:
         """The number of classes of each field with one whole number per sample.
 
-        That is the number of names in `classes`. Without names it is one more than the largest label of all stages, as
-        a rare class may be in validation only; the labels are read once. Fields with negative values are left out.
+        It counts the names in `classes`. Without names it is one more than the largest label of all stages, since a
+        rare class may be in validation only; the labels are read once. Fields with negative values are left out.
         """
         counts: dict[str, int] = {}
         for each in (count_classes(source) for sources in self.sources.values() for source in sources):
@@ -300,16 +299,17 @@ class AsyncDataModule(pl.LightningDataModule):
         return class_names(self._first)
 
     def state_dict(self) -> dict[str, Any]:
-        """The classes, and the place of training, for a checkpoint; the same on every rank but for bad samples."""
+        """The classes and the place of training, for a checkpoint; equal on all ranks, except for bad samples."""
         loader = None if self._training is None else self._training()
         place = self._saved if loader is None else loader.state_dict()
         return {"classes": {key: list(names) for key, names in self.classes.items()}, "order": place}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Make sure that the classes are those of the checkpoint, so that the model's outputs keep their meaning.
+        """Restore classes and place of a checkpoint.
 
-        Classes that a table source found in its table get the numbers of the checkpoint. Training goes on at the place
-        of the checkpoint, also in the middle of an epoch, with any number of ranks; see `AsyncLoader.load_state_dict`.
+        Classes that a table source found in its table get the numbers of the checkpoint, so that the model's outputs
+        keep their meaning. Training goes on at the place of the checkpoint, also in the middle of an epoch, with any
+        number of ranks; see `AsyncLoader.load_state_dict`.
 
         Raises:
             ResumeError: The classes differ: the message names both lists, or the row with an unknown class. Or training
@@ -321,7 +321,7 @@ class AsyncDataModule(pl.LightningDataModule):
         if trainer is None or trainer.state.fn == "fit":
             reopen_epoch(counters.loaded_checkpoint(trainer))
             self._saved = state_dict.get("order")
-            # Lightning has built the loader before it restores if the optimizers asked for the number of steps.
+            # If an optimizer asked for the number of steps, Lightning has built the loader before restoring its place.
             if self._training is not None and (loader := self._training()) is not None:
                 self._resume(loader)
 
@@ -343,17 +343,17 @@ class AsyncDataModule(pl.LightningDataModule):
     ) -> list[Replayed]:
         """Make the batches of a training step again, as the loader handed them out, transforms included.
 
-        Reads only these batches. The arguments are those of the run; a Trainer is not needed, and not asked. Without a
-        seed in the options, it is that of this DataModule's last run or of the checkpoint that `load_state_dict` got,
-        else that of ``seed_everything``.
+        Reads only these batches. Repeat the arguments of the run; no Trainer is needed or asked. Without a seed in the
+        options, the seed is that of this DataModule's last run or of the checkpoint given to `load_state_dict`, else
+        that of ``seed_everything``.
 
         Args:
             step: The step as loggers write it: counted from 0 over all epochs.
-            rank: Whose batches.
+            rank: The rank whose batches are made.
             world_size: Number of ranks.
             accumulate_grad_batches: Batches per step.
             limit_train_batches: As in the Trainer; None for all.
-            device: Where ``device_transform`` is called; random numbers are the same on devices of the same kind.
+            device: Device of ``device_transform``; random numbers are the same on devices of the same kind.
 
         Returns:
             The batches of the step in order: one, unless gradients were accumulated.
@@ -374,9 +374,8 @@ class AsyncDataModule(pl.LightningDataModule):
         """
         if not self.sources["train"]:
             raise ConfigError("there is no source for training, so there is no step to replay", "train")
-        for name, value, least in (("step", step, 0), ("accumulate_grad_batches", accumulate_grad_batches, 1)):
-            if not isinstance(value, int) or value < least:
-                raise ConfigError(f"{value!r} is not a whole number from {least} on", name)
+        whole("step", step, 0)
+        whole("accumulate_grad_batches", accumulate_grad_batches, 1)
         source, options = self.sources["train"][0], dataclasses.replace(self._options_of("train"), workers=0)
         on = None if device is None else torch.device(device)
         arguments = LoaderArguments(None, source, options, rank, world_size, device=on)
@@ -402,7 +401,7 @@ class AsyncDataModule(pl.LightningDataModule):
             return found
 
     def describe(self, stages: Sequence[str] = STAGES) -> str:
-        """What each stage will read and how, and how much memory that takes, in a few lines."""
+        """A few lines about each stage: its samples, its order, its workers and its memory."""
         lines, memory = [], 0
         for stage in STAGES:
             if stage not in stages:
@@ -423,15 +422,14 @@ class AsyncDataModule(pl.LightningDataModule):
         return f"<AsyncDataModule of {sizes} samples: {self._first.spec}>"
 
     def __str__(self) -> str:
-        # Lightning's own __str__ builds every loader and reads it to the end.
-        try:
+        try:  # Lightning's own __str__ builds every loader and reads it to the end
             return self.describe()
         except (ConfigError, TransformError) as error:
             return f"{type(self).__name__}: {error}"
 
     def __getstate__(self) -> dict[str, Any]:
-        # Strategies that spawn pickle this; loaders stay in the process that built them. The Trainer has some, too; it
-        # puts itself back where it uses this.
+        # Strategies that spawn pickle this object. Loaders stay in the process that built them, and so does the
+        # Trainer, which has loaders, too; it sets itself again where it uses this object.
         left = ("_loaders", "_described", "_training")
         return {name: value for name, value in vars(self).items() if name not in left} | {"trainer": None}
 
@@ -447,18 +445,18 @@ class AsyncDataModule(pl.LightningDataModule):
             trainer: Any = self.trainer  # Any: no type checker sees where Lightning sets it
             if trainer is not None and trainer.overfit_batches > 0:
                 return self._options.as_stored()
-            unasked = self._options.shuffle is None
-            return dataclasses.replace(self._options, shuffle="auto") if unasked else self._options
+            unset = self._options.shuffle is None
+            return dataclasses.replace(self._options, shuffle="auto") if unset else self._options
         return evaluation_options(stage, self._options, self._overrides[stage])
 
     def _take_loaders(self, stage: Stage) -> list[AsyncLoader]:
-        """The loaders that `describe` built, or new ones."""
         loaders = self._build_loaders(stage)
         self._described.pop(stage, None)
         return [loader for _, loader in loaders]
 
     def _build_loaders(self, stage: Stage) -> list[tuple[LoaderArguments, AsyncLoader]]:
-        # Building a loader may read all labels, so described loaders with the same arguments are used again.
+        # Building a loader may read all labels, so the loaders of `describe` are used again if their arguments are
+        # equal.
         options = self._options_of(stage)
         wanted = [LoaderArguments.of(self.trainer, source, options) for source in self.sources[stage]]
         known = self._described.get(stage, [])

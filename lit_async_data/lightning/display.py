@@ -1,4 +1,4 @@
-"""What training shows: lines before it, the gauge of the queue, and a verdict after each epoch."""
+"""The output of training: lines before it, the queues in the progress bar, and a verdict after each epoch."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from lit_async_data.options import Balanced
 from lit_async_data.sources.contract.source import described
 
 log = logging.getLogger(__name__)
-log.setLevel(logging.INFO)  # shown though the root logger has no level or a higher one, as Lightning's lines are
+log.setLevel(logging.INFO)  # shown whatever the level of the root logger, as Lightning's lines are
 
 # The key of the gauge in the progress bar: `data=host 4/4 device 2/2`.
 NAME = "data"
 
 
 def quiet(level: int = logging.INFO) -> bool:
-    """Whether the logger ``lit_async_data`` has a higher level. NOTSET, where most programs leave it, is below all."""
+    """Whether the logger ``lit_async_data`` has a higher level; NOTSET, the default, is below all levels."""
     return logging.getLogger("lit_async_data").level > level
 
 
 @rank_zero_only
 def print_line(line: str, level: int = logging.INFO) -> None:
-    """Log a line on rank 0 by this package's logger alone, unless it is empty or `quiet` holds.
+    """Log a line on rank 0, unless it is empty or `quiet` holds.
 
-    Where a program has set up no logging, it goes to stderr, as Lightning's lines do. On a terminal, a bar of tqdm is
+    If the program has set up no logging, the line goes to stderr, as Lightning's lines do. On a terminal, a tqdm bar is
     drawn again below the line.
     """
     if line and not quiet(level):
@@ -58,7 +58,7 @@ def _handlers() -> Iterator[logging.StreamHandler[Any]]:
 
 
 class QueueGauge:
-    """Shows in Lightning's progress bar, of whatever class, how full the queues of training are. No logger sees it."""
+    """Shows the fill of the training queues in any progress bar of Lightning. Loggers do not get it."""
 
     def __init__(self) -> None:
         self._replacement: Replacement | None = None
@@ -89,7 +89,7 @@ NOTICEABLE = 0.1
 class EpochWaits:
     def __init__(self, stats: Sequence[LoaderStats] = ()) -> None:
         self.summary = Wait()
-        self.wall_s = self._ended_s = 0.0  # of the steps so far, and when the last one ended
+        self.wall_s = self._ended_s = 0.0  # time of the steps so far, and the end of the last step
         self._before, self._fill_sum = stats, 0
 
     def step(self, stats: Sequence[LoaderStats], now_s: float, busy_s: float, *, first: bool) -> None:
@@ -103,7 +103,7 @@ class EpochWaits:
         self._ended_s = 0.0
 
     def end(self, stats: Sequence[LoaderStats]) -> dict[str, float]:
-        """The means; adds to the summary what the device waited, which is known late."""
+        """The means of the epoch. Adds the waits of the device, which are known late, to the summary."""
         pairs = zip(self._before, stats, strict=False)
         waits = [now.device.since(before.device) for before, now in pairs if now.device is not None]
         waited, summary = sum(waits, Wait()), self.summary
@@ -123,7 +123,7 @@ class EpochWaits:
 
 class Verdicts:
     def __init__(self) -> None:
-        self.evaluated: dict[str, Wait] = {}  # over all runs of each evaluation loop, by stage
+        self.evaluated: dict[str, Wait] = {}  # waits over all runs of each evaluation loop, by stage
         self._watches: dict[str, Watch] = {}
         self._said: dict[tuple[str, str, str], float] = {}  # the last share of each stage, cause and hint
 
@@ -134,14 +134,14 @@ class Verdicts:
         self._watches.clear()
 
     def epoch(self, trainer: pl.Trainer, device: torch.device, who: str, wall_s: float) -> str:
-        """The line of an epoch of training; empty if there is nothing new to say.
+        """The line after an epoch of training; empty if it would say nothing new.
 
-        With several ranks, all call this, and the line names the slowest.
+        With several ranks, all ranks call this, and the line names the slowest.
         """
         found = self._watches["train"].verdict(wall_s)
         if trainer.world_size > 1:
-            # Every rank is here: Lightning's own reductions at the end of an epoch need that as well. A sum of zeros:
-            # Lightning's own gathering warns of what it uses of torch.
+            # Every rank is here: Lightning's own reductions at the end of an epoch need that as well. Each rank adds
+            # its share to zeros, since Lightning's own gathering prints a warning about torch.
             shares = torch.zeros(trainer.world_size, device=device)
             shares[trainer.global_rank] = found.share
             shares = trainer.strategy.reduce(shares, reduce_op="sum")
@@ -152,11 +152,9 @@ class Verdicts:
         return f"epoch {trainer.current_epoch}: {line}" if line else ""
 
     def end(self, trainer: Any, stage: str) -> str:
-        """The line of a loop of evaluation that has ended; empty if there is nothing new to say."""
-        if (watch := self._watches.pop(stage, None)) is None:
-            return ""
-        found = watch.verdict()
-        if not found.waited.steps or trainer.sanity_checking:
+        """The line after an evaluation loop; empty if it would say nothing new."""
+        watch = self._watches.pop(stage, None)
+        if watch is None or not (found := watch.verdict()).waited.steps or trainer.sanity_checking:
             return ""
         self.evaluated[stage] = self.evaluated.get(stage, Wait()) + found.waited
         if trainer.state.fn == "fit" and found.cause == "loop":
@@ -164,7 +162,7 @@ class Verdicts:
         return self._new(stage, found, STAGES[stage])
 
     def _new(self, stage: str, found: Verdict, who: str) -> str:
-        """A sentence; empty for a short loop, and for what was said of this stage before."""
+        """A sentence; empty after a short loop, and if it repeats the last sentence of this stage."""
         sentence, waited = (stage, found.cause, found.hint), found.waited
         known = abs(found.share - self._said.get(sentence, math.inf)) < NOTICEABLE
         if waited.total_s < LEAST_S or waited.steps < LEAST_STEPS or known:
@@ -180,29 +178,18 @@ def summary_lines(loader: AsyncLoader) -> list[str]:
     step = options.batch_size * loader.world_size
     ranks = f" × {loader.world_size} ranks = {step}" if loader.world_size > 1 else ""
     most = "at most " if options.batch_by is not None else ""
-    workers, drawing = str(footprint.workers), _drawing(loader) + _seed(loader)
-    if footprint.workers.threads:
-        workers += f", queue depth {options.queue_depth}"
+    drawing, depth = "", f", queue depth {options.queue_depth}" if footprint.workers.threads else ""
+    if options.drawn:
+        by = f"balanced {options.weights.field}" if isinstance(options.weights, Balanced) else "weights"
+        drawing = f"{loader.order.length:,} samples drawn by {by}, "
+    schedule = loader._wiring.schedule
+    if schedule.shuffled or loader.order.shuffle != "none":  # something depends on the seed
+        drawing += f"seed {schedule.seed}, "
     return [
         described(source, source.name, loader.spec),
         f"batch {most}{options.batch_size}{ranks}, {len(loader):,} steps, {drawing}shuffle {_shuffle(loader)}",
-        f"{workers}: {footprint.budget}",
+        f"{footprint.workers}{depth}: {footprint.budget}",
     ]
-
-
-def _drawing(loader: AsyncLoader) -> str:
-    """Empty if samples are not drawn with replacement."""
-    options = loader.options
-    if not options.drawn:
-        return ""
-    by = f"balanced {options.weights.field}" if isinstance(options.weights, Balanced) else "weights"
-    return f"{loader.order.length:,} samples drawn by {by}, "
-
-
-def _seed(loader: AsyncLoader) -> str:
-    """Empty if nothing depends on it."""
-    schedule = loader._wiring.schedule
-    return f"seed {schedule.seed}, " if schedule.shuffled or loader.order.shuffle != "none" else ""
 
 
 def _shuffle(loader: AsyncLoader) -> str:

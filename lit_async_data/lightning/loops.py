@@ -1,4 +1,4 @@
-"""The loaders of Lightning's loops, whose iterators come first, and how many batches a Trainer takes."""
+"""The loaders of Lightning's loops, the priority of their iterators, and how many batches a Trainer takes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ USERS, EVALUATION, TRAINING = 0, 1, 2
 
 
 def loaders_in(nested: Any) -> list[Any]:
-    """Those inside the lists and mappings that Lightning accepts in place of a loader, in its order."""
+    """The loaders in the lists and mappings that Lightning accepts as a loader, in its order."""
     if isinstance(nested, Mapping | list | tuple):
         inside = nested.values() if isinstance(nested, Mapping) else nested
         return [loader for each in inside for loader in loaders_in(each)]
@@ -37,13 +37,13 @@ def is_only(nested: Any) -> bool:
 
 
 def drive(loader: BaseLoader, reference: weakref.ref[pl.Trainer]) -> None:
-    """Have a loader give its engine to the Trainer's own iterators, whoever else iterates over it meanwhile."""
+    """Make a loader give its engine to the Trainer's own iterators rather than to other iterators of the user."""
     itself = weakref.ref(loader)
     loader._wiring.priority = lambda one: _priority(reference(), itself(), one)
 
 
 def _priority(trainer: pl.Trainer | None, loader: BaseLoader | None, one: Pass) -> int | None:
-    """How much a pass needs the engine; None if no loop of the Trainer iterates over the loader itself."""
+    """The priority of a pass for the engine; None if no loop of the Trainer iterates over the loader itself."""
     if trainer is None or loader is None or trainer.state.status != "running":
         return None
     found = None
@@ -58,23 +58,23 @@ def _priority(trainer: pl.Trainer | None, loader: BaseLoader | None, one: Pass) 
 def steps_wanted(reference: weakref.ref[pl.Trainer], stage: str, number: int) -> tuple[int | None, int | None]:
     """The batches that the Trainer will take of an evaluation pass, and of each later pass; None for all.
 
-    The Trainer knows them only when the pass begins. `number` is the loader's place among those of its stage.
+    The Trainer knows them only when the pass begins. `number` is the index of the loader in its stage.
     """
     trainer = reference()
     if trainer is None or trainer.state.status != "running":
         return None, None
-    with contextlib.suppress(IndexError):  # the user iterates, and the Trainer runs other loaders
+    with contextlib.suppress(IndexError):  # the user iterates while the Trainer runs other loaders
         later = _finite(getattr(trainer, f"num_{stage}_batches")[number])
         return _finite(trainer.num_sanity_val_batches[number]) if trainer.sanity_checking else later, later
     return None, None
 
 
 def on_rank_zero(trainer: pl.Trainer, work: Callable[[], Any], what: str) -> Any:
-    """What the work on rank 0 returns, on every rank. If it fails, all raise an error, and none waits for it."""
+    """Does the work on rank 0 and returns the result on every rank. If the work fails, all ranks raise an error."""
     found = failed = None
     try:
         found = work() if trainer.is_global_zero else None
-    except Exception as error:  # noqa: BLE001  # raised below, when the others know of it
+    except Exception as error:  # noqa: BLE001  # raised below, after the other ranks know of it
         failed = error
     found, heard = trainer.strategy.broadcast((found, failed and f"{type(failed).__name__}: {failed}"))
     if failed is not None:

@@ -1,7 +1,7 @@
-"""`PredictionWriter`: writes what ``trainer.predict`` predicts, with samples and locations, in dataset order.
+"""`PredictionWriter`: writes the predictions of ``trainer.predict``, with samples and locations, in dataset order.
 
 Each rank writes a `TablePart` and an `ArrayPart`. Row n of the part of rank r is row ``r + n · ranks`` of the merged
-file. The parts of many ranks are not open at once.
+file. Merging opens the parts one after the other.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ from lit_async_data.sources.hdf5.storage.codecs import read_chunk, write_chunk
 from lit_async_data.sources.local_files import expanded
 from lit_async_data.sources.table.formats import arrow
 
-# Bytes that are held until they are written or merged, about, and the assumed bytes of a text.
+# About so many bytes are held until they are written or merged; the assumed bytes of a text.
 HELD_BYTES, TEXT_BYTES = 2**26, 64
-# Samples of whole numbers that have as many bytes are compressed, each as one chunk.
+# Samples of whole numbers with at least so many bytes are compressed, each as one chunk.
 COMPRESSED_BYTES = 4096
-
 
 # Numbers with the samples on axis 0, or a text for each sample.
 Values = npt.NDArray[Any] | list[Any]
@@ -43,7 +42,7 @@ class Field(NamedTuple):
 
     @property
     def is_array(self) -> bool:
-        return len(self.shape) > 1  # as a mask; others fit into a column of a table
+        return len(self.shape) > 1  # such as a mask; smaller fields fit into a column of a table
 
     def __str__(self) -> str:
         return "text" if self.dtype is None else f"{self.dtype} {self.shape}" if self.shape else str(self.dtype)
@@ -55,7 +54,7 @@ def _piece_rows(fields: Mapping[str, Field], ranks: int) -> int:
 
 
 class TablePart:
-    """A Parquet file. Its row groups have equal numbers of rows on all ranks: those with the same number are merged."""
+    """A Parquet file. Its row groups have the same number of rows on all ranks, so merging goes group by group."""
 
     suffix = ".parquet"
 
@@ -109,7 +108,7 @@ def _arrow_array(values: Any, kind: Any) -> Any:
 
 
 class ArrayPart:
-    """An HDF5 file with a dataset for each field, of this many rows. Methods as of `TablePart`."""
+    """An HDF5 file with a dataset of ``rows`` rows for each field. Methods as in `TablePart`."""
 
     suffix = ".h5"
 
@@ -151,7 +150,7 @@ def _copy(source: Any, target: Any, rows: range, rank: int, ranks: int) -> None:
         write_chunk(target, (rank + ranks * row, *rest), *read_chunk(source, (row, *rest)))
 
 
-# The columns of locations, in order, and those that are left out if all samples have this value.
+# The columns of locations, in order; a column is left out if all samples have the value in `ABSENT`.
 LOCATION_COLUMNS = ("sample", "file", "group", "row", "id", "path")
 ABSENT = {"group": "/", "id": None, "path": None}
 MISSING = "missing"  # the column that marks samples which could not be read
@@ -166,9 +165,9 @@ class PredictionWriter(pl.Callback):
 
     * Numbers, text and vectors (lists of fixed length) are columns of ``PATH/predictions.parquet``.
     * Arrays with two axes or more per sample, such as masks, are datasets of ``PATH/predictions.h5``, samples first.
-    * Where `LoaderOptions.on_error` reads around bad samples, they keep their rows, and the column ``missing`` is true.
+    * Bad samples that `LoaderOptions.on_error` skips keep their rows, with ``missing`` true.
 
-    Row n belongs to sample n of the source; columns say where it is stored. With several sources the files are
+    Row n belongs to sample n of the source; columns give its location. With several sources the files are
     ``predictions_0``, ``predictions_1``, …. See docs/training/predictions.md.
 
     Ranks write into ``PATH.partial``, which is renamed at the end. Not thread-safe: Lightning calls it from one thread.
@@ -177,9 +176,9 @@ class PredictionWriter(pl.Callback):
         path: The folder for the results. It must not exist, or be empty, when prediction begins.
 
     Raises:
-        ConfigError: ``path`` is not a path. From ``trainer.predict``: something is there; pyarrow is missing; a loader
-            is not an `AsyncLoader` in dataset order; or ``predict_step`` returned what cannot be stored.
-        MissingError: From ``trainer.predict``: not every sample was predicted, or ranks predicted different things.
+        ConfigError: ``path`` is not a path. From ``trainer.predict``: the folder is not empty; pyarrow is missing; a
+            loader is not an `AsyncLoader` in dataset order; or ``predict_step`` returned a value that cannot be stored.
+        MissingError: From ``trainer.predict``: not every sample was predicted, or ranks predicted different fields.
 
     Example:
         >>> trainer = pl.Trainer(callbacks=[PredictionWriter("predictions")])  # doctest: +SKIP
@@ -195,10 +194,9 @@ class PredictionWriter(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Check what can be checked without the loaders of prediction."""
-        if stage != "predict":
-            return
-        arrow()  # says what to install if it is missing
-        on_rank_zero(trainer, self._check_free, "PredictionWriter")
+        if stage == "predict":
+            arrow()  # names the package to install if it is missing
+            on_rank_zero(trainer, self._check_free, "PredictionWriter")
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         loaders = loaders_in(trainer.predict_dataloaders)
@@ -229,7 +227,7 @@ class PredictionWriter(pl.Callback):
         self._predictions = []
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Let go of the files; what they hold stays in the temporary folder."""
+        """Release the files; the predictions so far stay in the temporary folder."""
         self._predictions = []
 
     def _check_free(self) -> None:
@@ -261,14 +259,14 @@ def _check_loader(loader: Any, number: int, trainer: pl.Trainer) -> None:
     if loader.order.shuffle != "none" or loader.options.drop_last:
         raise ConfigError(f"{where} shuffles or drops samples; set shuffle=False and drop_last=False for it")
     if loader.options.on_error == "substitute":
-        raise ConfigError(f"{where} has other samples stand in for bad ones; set on_error=skip for it", "on_error")
+        raise ConfigError(f"{where} replaces bad samples by other ones; set on_error=skip for it", "on_error")
     if (loader.rank, loader.world_size) != (trainer.global_rank, trainer.world_size):
-        what = f"{where} is that of rank {loader.rank} of {loader.world_size}, not of the Trainer's"
+        what = f"{where} has rank {loader.rank} of {loader.world_size}, and the Trainer another"
         raise ConfigError(f"{what}; use AsyncDataModule, or give AsyncLoader the rank and world_size of the Trainer")
 
 
 class LoaderPredictions:
-    """The predictions of ``steps`` batches: this rank's parts, whose files begin with ``path``, and their merging."""
+    """Writes and merges the predictions of ``steps`` batches; the names of the files begin with ``path``."""
 
     def __init__(self, loader: AsyncLoader, steps: int, path: str) -> None:
         self._loader, self._plan, self._locations = loader, loader.order, LocationColumns(loader.source)
@@ -290,8 +288,8 @@ class LoaderPredictions:
         if not self._parts:
             self._open(fields_of(values), fields_of(columns))
         if fields_of(values) != self._fields:
-            what = f"{_described(fields_of(values))}; but it began with {_described(self._fields)}"
-            raise ConfigError(f"{where}: {what}; return the same for each batch")
+            what = f"{_described(fields_of(values))}, but the first batch had {_described(self._fields)}"
+            raise ConfigError(f"{where}: {what}; return the same fields for each batch")
         for part in self._parts:
             part.write({**columns, **values})
         self._done += 1
@@ -310,7 +308,7 @@ class LoaderPredictions:
             part.close()
 
     def fault(self, on_rank_zero: str) -> str:
-        """Why these parts cannot be merged with those of rank 0, which describes itself; empty if they can."""
+        """Why these parts cannot be merged with rank 0's, given by its description; empty if they can."""
         if self._done < self._steps or not self._parts:
             return f"predict_step was called for {self._done} of {self._steps} batches"
         return "" if str(self) == on_rank_zero else f"{self}; but on rank 0 {on_rank_zero}"
@@ -353,16 +351,15 @@ class LocationColumns:
 
 def _of(location: Any, name: str) -> Any:
     value = getattr(location, name, None)  # only locations in tables have an id and a path
-    # Parquet and HDF5 store text as UTF-8. The name of a file may be any bytes: others are written as \xe4.
+    # Parquet and HDF5 store text as UTF-8, but a file name may be any bytes: these are written as \xe4.
     return value.encode(errors="surrogateescape").decode(errors="backslashreplace") if isinstance(value, str) else value
 
 
 def placed(values: Mapping[str, Values], samples: Indices, read: Indices) -> tuple[dict[str, Values], Values]:
-    """The predictions of samples, of which not all were read, in their rows; and which are missing."""
+    """The predictions, with empty rows for the samples that were not read; and a mask of these."""
     if MISSING in values:
-        raise ConfigError(
-            f"{MISSING!r} is the column of samples that could not be read; rename the key", "predict_step"
-        )
+        what = f"{MISSING!r} is the column of samples that could not be read; rename the key"
+        raise ConfigError(what, "predict_step")
     missing, rows = ~np.isin(samples, read), np.flatnonzero(np.isin(read, samples))
     found: dict[str, Values] = {}
     for name, column in values.items():
@@ -381,7 +378,7 @@ def fields_of(values: Mapping[str, Values]) -> dict[str, Field]:
 
 
 def predicted(outputs: Any, samples: int, where: str) -> dict[str, Values]:
-    """What ``predict_step`` returned for a batch, by name, in host memory, as it is stored."""
+    """The return value of ``predict_step`` by name, in host memory, in the stored type."""
     named = outputs if isinstance(outputs, Mapping) else {"prediction": outputs}
     if not named:
         raise ConfigError(f"{where}: an empty dict; {WANTED}")
@@ -406,13 +403,12 @@ def _stored(value: Any, where: str) -> Values:
     if isinstance(value, torch.Tensor):
         value = value.detach().to_dense() if value.layout != torch.strided else value.detach()
         if value.is_floating_point() and value.dtype not in (torch.float16, torch.float32, torch.float64):
-            value = value.float()  # of bfloat16 and smaller ones, which numpy does not have
+            value = value.float()  # numpy has no bfloat16 or smaller floats
         value = value.numpy(force=True)
     if not isinstance(value, np.ndarray) or not value.ndim:
         what = "a single number" if isinstance(value, np.ndarray) else f"of type {type(value).__name__}"
         raise ConfigError(f"{where} is {what}; {WANTED}")
     if value.dtype.kind not in "biuf" or value.dtype.itemsize > 8:
         raise ConfigError(f"{where} is of type {value.dtype}; return bools, whole numbers or floats of at most 64 bits")
-    # Many readers of Parquet do not know float16.
-    in_table = value.dtype == np.float16 and value.ndim < 3
+    in_table = value.dtype == np.float16 and value.ndim < 3  # many readers of Parquet do not know float16
     return np.ascontiguousarray(value, np.float32 if in_table else value.dtype.newbyteorder("="))

@@ -1,8 +1,8 @@
 """`DevicePrefetcher`: starts the next copy while the Trainer computes, and measures how long training waited.
 
 `Takeover` wraps the DataLoaders of a Trainer, as `prefetched` does. Lightning passes every loader of every stage to
-``strategy.process_dataloader``, after it has given the loader the sampler of this rank. Only there can a user's loader
-be wrapped without a change to the user's code and without every rank reading the same samples.
+``strategy.process_dataloader``, after it has given the loader the sampler of this rank. Wrapped earlier, a loader would
+give all ranks the same samples, unless the user changed the code.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ HOST_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device")
 
 
 def overridden_host_hook(trainer: pl.Trainer) -> str | None:
-    """The user's hook that gets batches in host memory, as ``"Model.transfer_batch_to_device"``; else None."""
+    """The user's hook that gets batches in host memory, as ``"Model.transfer_batch_to_device"``; None without one."""
     is_overridden = importlib.import_module(f"{pl.__name__}.utilities.model_helpers").is_overridden
     owners: list[Any] = [getattr(trainer, "datamodule", None), trainer.lightning_module]
     overridden = (
@@ -95,9 +95,9 @@ class Takeover:
             loader = loader.loader  # wrapped in an earlier fit, and kept by the user's CombinedLoader
         if not isinstance(loader, DataLoader):
             return loader
-        if any(wrapper.loader is loader for wrapper in self._wrappers):  # of another stage
+        if any(wrapper.loader is loader for wrapper in self._wrappers):  # wrapped for another stage
             loader = with_own_iterator(loader)
-        # Chosen now and not when training begins: from a loader without length Lightning takes a batch before that.
+        # Chosen now and not when training begins: Lightning takes a batch earlier from a loader without length.
         device = torch.device("cpu") if overridden_host_hook(trainer) is not None else trainer.strategy.root_device
         wrapper = prefetched(loader, 2 if device_depth is None else device_depth, device)
         wrapper.sharded_by_trainer = True
@@ -107,7 +107,7 @@ class Takeover:
 
 
 def _end_workers(loader: Any) -> None:
-    """End persistent workers, as Lightning does for loaders that it knows."""
+    """End persistent workers, as Lightning does for its own loaders."""
     iterator = getattr(loader, "_iterator", None)
     if iterator is not None:
         if hasattr(iterator, "_shutdown_workers"):
@@ -123,27 +123,25 @@ class DevicePrefetcher(pl.Callback):
     are. Wrap other iterables in `prefetched`. Not thread-safe: Lightning calls it from one thread.
 
     It starts the copy of the next batch when a step begins, and never waits for a reader or a copy. While training
-    runs, it reads the first batches of validation into host memory.
+    runs, it reads the first batches of validation into host memory. If the LightningModule or the DataModule overrides
+    ``transfer_batch_to_device`` or ``on_before_batch_transfer``, it prefetches into host memory only, because that hook
+    must get the batch there.
 
-    If the LightningModule or the DataModule overrides ``transfer_batch_to_device`` or ``on_before_batch_transfer``, it
-    prefetches into host memory only, because that hook must get the batch there.
-
-    A resumed run may have another batch size or number of ranks: the callback has Lightning count the batches that
-    remain of the epoch. It also restores the places of training loaders where Lightning forgets them, and repeats a
-    batch whose step failed, of every loader if training takes several at once.
+    A run may resume with another batch size or number of ranks: the callback corrects Lightning's count of the
+    remaining batches. It also restores the places of training loaders that Lightning forgets, and repeats a batch whose
+    step failed (of every loader, if training uses several). See docs/training/resume.md.
 
     It logs ``data/wait_ms``, ``data/device_wait_ms``, ``data/queue_fill``, ``data/epoch_gap_ms``, ``data/read_mb_s``
     and ``data/bad_samples`` every ``log_every_n_steps`` steps, and puts their means over each epoch into
-    ``trainer.callback_metrics``; docs/training/metrics.md says what they mean.
-
-    After an epoch it logs on rank 0 one sentence: how long training waited, for what, and which option can help.
-    Validation, test and prediction have their own. In fit the progress bar shows ``host 4/4 device 2/2``: ready
-    batches, of the most that can be ready. A level above INFO of the logger ``lit_async_data`` leaves out both.
+    ``trainer.callback_metrics``. After an epoch, rank 0 logs one sentence: how long training waited, for what, and
+    which option can help; likewise after validation, test and prediction. In fit the progress bar shows ``host 4/4
+    device 2/2``: ready batches, and the most that can be ready. A level above INFO of the logger ``lit_async_data``
+    turns off sentence and progress. See docs/training/metrics.md.
 
     Args:
-        device_depth: Batches copied ahead of the one in use, for every loader. None: as many as an `AsyncLoader` or a
-            `PrefetchedLoader` says itself, and 2 for each DataLoader that it wraps. With 0 it reads and copies nothing
-            ahead but still measures: the baseline of a comparison.
+        device_depth: Batches copied ahead of the one in use, for every loader. None: the number that an `AsyncLoader`
+            or a `PrefetchedLoader` has itself, and 2 for each wrapped DataLoader. With 0 nothing is read or copied
+            ahead, but the waits are still measured, as the baseline of a comparison.
 
     Attributes:
         waited: How long training waited, over all training with this callback: a `Wait`.
@@ -168,13 +166,13 @@ class DevicePrefetcher(pl.Callback):
         self._logged_step = -1
         self._gauge, self._takeover, self._verdicts = QueueGauge(), Takeover(), Verdicts()
         self._first_batch_due = self._hook_announced = False
-        self._orders: list[Any] = []  # of a checkpoint, until training begins
+        self._orders: list[Any] = []  # the orders of a checkpoint, until training begins
 
     def __repr__(self) -> str:
         return f"DevicePrefetcher(device_depth={self.device_depth})"
 
     def __getstate__(self) -> dict[str, Any]:
-        # Strategies that spawn pickle this; loaders stay in the process that built them.
+        # Strategies that spawn pickle this object; loaders stay in the process that built them.
         own = ("_active", "_driven", "_gauge", "_takeover", "_verdicts")
         return {name: value for name, value in vars(self).items() if name not in own}
 
@@ -193,18 +191,18 @@ class DevicePrefetcher(pl.Callback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Take the orders of DataLoaders, and the rest of a cut epoch."""
+        """Restore the orders of DataLoaders, and the rest of a cut epoch."""
         reopen_epoch(checkpoint)
         self._orders = checkpoint.get(ORDERS, [])
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Save the order in which DataLoaders deal the epoch, so that it can go on in the middle."""
+        """Save the orders of DataLoaders, so that a run can go on in the middle of an epoch."""
         save_orders(trainer, driven_loaders(trainer.train_dataloader), checkpoint)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Drive the training loaders, and have them begin where a resumed run goes on.
+        """Drive the training loaders, and move them to the place of a resumed run.
 
         A run that resumes in mid-epoch calls no other hook before its first batch.
         """
@@ -216,9 +214,8 @@ class DevicePrefetcher(pl.Callback):
         for loader in self._counted(trainer):
             count_again(trainer, loader)
         overfit: Any = trainer  # no type checker sees its overfit_batches
-        if overfit.overfit_batches > 0 and any(
-            isinstance(each, AsyncLoader) and each.order.shuffle != "none" for each in self._active
-        ):
+        shuffled = any(isinstance(each, AsyncLoader) and each.order.shuffle != "none" for each in self._active)
+        if overfit.overfit_batches > 0 and shuffled:
             print_line(
                 "overfit_batches takes other batches in each epoch, since the options of an AsyncLoader ask for a "
                 "shuffle or weights; leave them out",
@@ -246,7 +243,7 @@ class DevicePrefetcher(pl.Callback):
         self._log_bad_samples(pl_module, "test/bad_samples")
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Say how long validation waited, and return to the training loaders if it ran inside training."""
+        """Log how long validation waited, and return to the training loaders if validation ran inside training."""
         self._epoch.pause()
         print_line(self._verdicts.end(trainer, "val"))
         self._activate(trainer, trainer.train_dataloader)
@@ -292,7 +289,7 @@ class DevicePrefetcher(pl.Callback):
         return self._verdicts.evaluated
 
     def _counted(self, trainer: pl.Trainer) -> list[AsyncLoader]:
-        """The `AsyncLoader` whose batches are those that the Trainer counts; none where several loaders take part."""
+        """The `AsyncLoader` whose batches the Trainer counts; none if training uses several loaders."""
         return [each for each in self._active if isinstance(each, AsyncLoader) and is_only(trainer.train_dataloader)]
 
     def _count(self, trainer: pl.Trainer) -> None:
@@ -309,7 +306,7 @@ class DevicePrefetcher(pl.Callback):
         for loader in self._active:
             self._drive(trainer, loader)
         if around := self._read_around():
-            folder = trainer.log_dir or trainer.default_root_dir  # on every rank: Lightning broadcasts it
+            folder = trainer.log_dir or trainer.default_root_dir  # needs every rank: Lightning broadcasts it
             path = os.path.join(folder, f"quarantine-{trainer.global_rank}.jsonl")
             for quarantine in [each._wiring.quarantine for each in around]:
                 quarantine.path = quarantine.path or path
@@ -325,7 +322,7 @@ class DevicePrefetcher(pl.Callback):
             self._tell_bad_samples()
 
     def _tell_bad_samples(self) -> None:
-        """Say now what a loader else says when it is asked for more: the pass of the Trainer is over."""
+        """Report bad samples now: a loader reports them with the next batch, but the Trainer's pass is over."""
         for loader in self._read_around():
             loader._wiring.quarantine.tell()
 
@@ -366,7 +363,7 @@ class DevicePrefetcher(pl.Callback):
     ) -> None:
         """Start the next copy, to run beside this step. With the first batch, start to read validation ahead."""
         if self._first_batch_due and driven_loaders(trainer.train_dataloader) != self._active:
-            self._begin_epoch(trainer)  # Lightning has built them again, and called no hook
+            self._begin_epoch(trainer)  # Lightning has built the loaders again without calling a hook
             for loader in self._counted(trainer):
                 check_begun(trainer, loader)
         self._step_began = time.perf_counter()
@@ -387,7 +384,7 @@ class DevicePrefetcher(pl.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Try once more, and record how long this step waited."""
+        """Start the next copy, if it has not started yet, and record how long this step waited."""
         self._prefetch()
         stats = [loader.stats() for loader in self._active]
         if not stats:
@@ -395,7 +392,7 @@ class DevicePrefetcher(pl.Callback):
         now = time.perf_counter()
         self._epoch.step(stats, now, now - self._step_began, first=batch_idx == 0)
         step, every = counters.logged_step(trainer), trainer.log_every_n_steps
-        if every and (step + 1) % every == 0 and step != self._logged_step:  # once, where several batches make a step
+        if every and (step + 1) % every == 0 and step != self._logged_step:  # once per step of several batches
             self._logged_step = step
             for logger in trainer.loggers:
                 logger.log_metrics(stats[0].metrics(), step=step)
@@ -407,13 +404,13 @@ class DevicePrefetcher(pl.Callback):
         self.waited += self._epoch.summary
         if not means:
             return
-        # float32, as some devices have no other float. On the module's device, where several GPUs reduce it.
+        # float32, since some devices have no float64; on the module's device, for the reduction over GPUs.
         values = torch.tensor(list(means.values()), dtype=torch.float32, device=pl_module.device)
         if trainer.world_size > 1:
             values = trainer.strategy.reduce(values, reduce_op="mean")
         metrics = dict(zip(means, values.unbind(), strict=True))
-        # As Lightning's LearningRateMonitor does. `log` would take milliseconds for each name, and training waits here.
-        # Not for the logger, which has the steps under these names.
+        # As Lightning's LearningRateMonitor does: `log` would take milliseconds for each name while training waits, and
+        # loggers already have the values of steps under these names.
         trainer.callback_metrics.update(metrics)
         who = "training" if self._epoch.summary.device_s is None else "the device"
         print_line(self._verdicts.epoch(trainer, pl_module.device, who, self._epoch.wall_s))
@@ -423,7 +420,7 @@ class DevicePrefetcher(pl.Callback):
     ) -> None:
         """Start the next copy. With the first batch, start to read the next loader ahead."""
         for loader in self._active:
-            if loader._started:  # usually one; all of them in a CombinedLoader that takes from each
+            if loader._started:  # usually one; all in a CombinedLoader that takes from each
                 loader._prefetch()
         if batch_idx == 0:
             self._prefetch_next(trainer, self._active[dataloader_idx + 1 :])

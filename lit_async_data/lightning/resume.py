@@ -1,9 +1,9 @@
-"""Exact resume under a Trainer: what Lightning counts, and what the place of a loader makes of it.
+"""Exact resume under a Trainer: reconciles Lightning's counters with the place of the training loader.
 
-A checkpoint has both: the batches of the epoch that Lightning counts as done, and the place of the training loader.
-They agree as long as batch size and number of ranks stay the same. If these change, Lightning's counters are moved so
-that as many batches remain as the loader has. That needs a loader that is alone in training. Of several loaders at
-once each has its own place, and the same number of batches counts as done of all.
+A checkpoint has both: the number of batches of the epoch that Lightning counts as done, and the place of the training
+loader. They agree as long as batch size and number of ranks stay the same. If these change, this module moves
+Lightning's counters so that as many batches remain as the loader has. That needs a single training loader: several
+loaders each have their own place, but Lightning counts the same number of batches as done for all.
 """
 
 from __future__ import annotations
@@ -35,11 +35,14 @@ def training_steps(
 ) -> tuple[int | None, int | None]:
     """The batches that the Trainer will take of a training pass that begins, and of each later pass; None for all.
 
-    The loader counts this pass as Lightning does from here on: a batch is done when it was trained on.
+    From here on the loader counts this pass as Lightning does: a batch is done after training on it.
     """
-    if (found := _running(reference, loader_reference)) is None:
+    trainer, loader = reference(), loader_reference()
+    if trainer is None or loader is None:
         return None, None
-    trainer, loader = found
+    if trainer.state.status != "running":  # the user iterates, outside of a run
+        _resuming(loader).done = None
+        return None, None
     if not is_only(trainer.train_dataloader):
         return _steps_of_one_among_several(reference, trainer, loader)
     done, total = int(counters.batches(trainer).ready), trainer.num_training_batches
@@ -47,12 +50,8 @@ def training_steps(
         return None, None
     if trainer.fit_loop.restarting:
         _check_counters(trainer, loader, done, int(total))
-    if (
-        trainer.ckpt_path
-        and trainer.fit_loop.is_resuming
-        and _resuming(loader).saved is None
-        and not counters.unread_states(trainer)
-    ):
+    placed = _resuming(loader).saved is not None or counters.unread_states(trainer)
+    if trainer.ckpt_path and trainer.fit_loop.is_resuming and not placed:
         _resuming(loader).report(
             f"{trainer.ckpt_path} holds no place in the data: epoch {counters.epoch(trainer)} begins at its first "
             "sample"
@@ -61,23 +60,10 @@ def training_steps(
     return (int(total) - done if done < total else None), int(total)
 
 
-def _running(
-    reference: weakref.ref[pl.Trainer], loader_reference: weakref.ref[AsyncLoader]
-) -> tuple[pl.Trainer, AsyncLoader] | None:
-    """None if the user iterates, outside of a run."""
-    trainer, loader = reference(), loader_reference()
-    if trainer is None or loader is None:
-        return None
-    if trainer.state.status != "running":
-        _resuming(loader).done = None
-        return None
-    return trainer, loader
-
-
 def _steps_of_one_among_several(
     reference: weakref.ref[pl.Trainer], trainer: pl.Trainer, loader: AsyncLoader
 ) -> tuple[None, None]:
-    """No limit: a short loader begins again in the middle of Lightning's epoch, then with an epoch of its own."""
+    """No limit: a short loader begins again in the middle of Lightning's epoch, and each of its passes is an epoch."""
     done, saved = int(counters.batches(trainer).ready), _resuming(loader).saved
     if saved is not None and trainer.fit_loop.restarting:
         if not done:  # all loaders begin the epoch
@@ -91,14 +77,14 @@ def _steps_of_one_among_several(
 
 
 def reopen_epoch(checkpoint: Mapping[str, Any]) -> None:
-    """Have a resumed run train the rest of a cut epoch, if the checkpoint has a place in the data to go on from."""
+    """Make a resumed run train the rest of a cut epoch, if the checkpoint has a place in the data."""
     loops = counters.loops_of(checkpoint)
     if loops and (loops["state_dict"].get("combined_loader") or any(checkpoint.get(ORDERS, ()))):
         counters.reopen_epoch(loops)
 
 
 def count_again(trainer: pl.Trainer, loader: AsyncLoader) -> None:
-    """Move Lightning's counters of batches so that as many remain of the epoch as the loader has."""
+    """Move Lightning's counters so that as many batches of the epoch remain as the loader has."""
     saved, total = _resuming(loader).saved, trainer.num_training_batches
     if not trainer.fit_loop.epoch_loop.restarting:
         return  # see `begin_whole_epoch`
@@ -106,11 +92,11 @@ def count_again(trainer: pl.Trainer, loader: AsyncLoader) -> None:
         return
     place = _resumed_place(trainer, loader)
     left = 0 if place is None else steps_left(loader, place, int(total))
-    if left:  # also where the last batch was taken, and failed on its way to its step
+    if left:  # also if the last batch was taken and failed before its step
         counters.set_left(trainer, left, is_last=False)
-    elif counters.is_over(trainer):  # however many batches the epoch would have now
+    elif counters.is_over(trainer):  # for any number of batches that the epoch would have now
         counters.set_left(trainer, 0, is_last=True)
-    elif saved.over:  # drop_last drops what remains; Lightning would begin an epoch of no more batches again
+    elif saved.over:  # drop_last drops the rest; Lightning would begin an epoch without remaining batches again
         counters.set_left(trainer, 1, is_last=True)
     elif place is not None:
         raise ResumeError(
@@ -121,7 +107,7 @@ def count_again(trainer: pl.Trainer, loader: AsyncLoader) -> None:
 
 
 def check_begun(trainer: pl.Trainer, loader: AsyncLoader) -> None:
-    """Refuse a loader that Lightning has built again after it restored its place, and that began an epoch anew."""
+    """Refuse a loader that Lightning has built again after restoring the place, so that it began an epoch anew."""
     done = int(counters.batches(trainer).ready) - 1
     if trainer.fit_loop.restarting and done and not _resuming(loader).cursor.state.origin.position:
         raise ResumeError(without_place(trainer, done), file=_file(trainer))
@@ -130,8 +116,8 @@ def check_begun(trainer: pl.Trainer, loader: AsyncLoader) -> None:
 def restore_loaders(trainer: pl.Trainer) -> None:
     """Give the training loaders the states that Lightning has read for them and not passed on.
 
-    It does not if they were built before it restored its loops, as where optimizers ask for the number of steps. Nor
-    does it between epochs, where each of several loaders needs to know which of its passes was the last.
+    Lightning does not pass states on if it built the loaders before it restored its loops, for example because an
+    optimizer asked for the number of steps. Nor does it between epochs, where several loaders need their last passes.
     """
     if trainer.fit_loop.restarting:
         counters.pass_states_on(trainer)
@@ -144,7 +130,7 @@ def restore_loaders(trainer: pl.Trainer) -> None:
 
 
 def follow_passes(trainer: pl.Trainer, before: Sequence[DrivenLoader]) -> None:
-    """Have each of several loaders that Lightning has built again count its passes on from the one before it."""
+    """Make each of several rebuilt loaders continue after the last pass of the loader that it replaces."""
     loaders = driven_loaders(trainer.train_dataloader)
     if len(loaders) == len(before) and not is_only(trainer.train_dataloader):
         for loader, last in zip(loaders, before, strict=True):
@@ -164,23 +150,21 @@ def save_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], checkpoint
 
 
 def _dealing(trainer: pl.Trainer, loader: PrefetchedLoader) -> dict[str, Any]:
-    """What must stay for a DataLoader to go on in the middle of an epoch, by name; None where it is not known."""
+    """Facts that must not change for a DataLoader to go on in the middle of an epoch; unknown ones are None."""
     dataset: Any = getattr(loader, "dataset", None)
     samples = len(dataset) if hasattr(dataset, "__len__") else None
     return {"batch_size": getattr(loader, "batch_size", None), "ranks": trainer.world_size, "samples": samples}
 
 
 def restore_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], orders: Sequence[Any]) -> None:
-    """Have each DataLoader of training go on where the checkpoint was written, or say what will happen instead."""
+    """Make each DataLoader of training go on at the place of the checkpoint, or warn that it cannot."""
     done, total, epoch = counters.trained(trainer), trainer.num_training_batches, counters.epoch(trainer)
     going_on = [each for each in loaders if isinstance(each, PrefetchedLoader) or _resuming(each).saved is None]
-    if (
-        trainer.fit_loop.restarting
-        and trainer.fit_loop.epoch_loop.restarting
-        and done
-        and not counters.is_over(trainer)
-    ):
-        _ignore_warning_of_states(trainer, loaders)
+    restarting = trainer.fit_loop.restarting and trainer.fit_loop.epoch_loop.restarting
+    if restarting and done and not counters.is_over(trainer):
+        if len(loaders) == len(loaders_in(trainer.train_dataloader)):  # each of them says what it does
+            text = "You're resuming from a checkpoint that ended before the epoch ended and your"
+            warnings.filterwarnings("ignore", text)
         for number, loader in enumerate(loaders):
             if isinstance(loader, PrefetchedLoader) and not isinstance(loader, StatefulPrefetchedLoader):
                 saved: Any = orders[number] if number < len(orders) else None
@@ -204,29 +188,21 @@ def restore_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], orders:
         print_line(f"resumed at epoch {epoch}, batch {done} of {total}")
 
 
-def _ignore_warning_of_states(trainer: pl.Trainer, loaders: Sequence[DrivenLoader]) -> None:
-    """Silence Lightning's warning of loaders without a state, if all are ours, which say exactly what they do."""
-    if len(loaders) == len(loaders_in(trainer.train_dataloader)):
-        warnings.filterwarnings(
-            "ignore", "You're resuming from a checkpoint that ended before the epoch ended and your"
-        )
-
-
 def _why_order_is_lost(trainer: pl.Trainer, loader: PrefetchedLoader, saved: Any) -> str:
-    """Empty if a DataLoader can go on in the order of a checkpoint."""
+    """The reason why a DataLoader cannot go on in the order of a checkpoint; empty if it can."""
     order = SampledOrder(loader.loader)
     if order.unknown or not saved:
         return order.unknown or "the checkpoint holds no place in its data"
     draws = order.generator is not None and trainer.world_size > 1
-    return "each rank draws its order for itself" if draws else ""
+    return "each rank draws its own order" if draws else ""
 
 
 def _check_dealing(trainer: pl.Trainer, loader: PrefetchedLoader, saved: Mapping[str, Any]) -> None:
     now = _dealing(trainer, loader)
     if changed := [f"{key}: {saved[key]} in the checkpoint, {now[key]} now" for key in now if saved[key] != now[key]]:
         raise ResumeError(
-            f"{'; '.join(changed)}. A DataLoader goes on in the middle of an epoch only with the same; go back to "
-            "that. AsyncDataModule goes on with any batch_size and ranks",
+            f"{'; '.join(changed)}. A DataLoader goes on in the middle of an epoch only with the same values; restore "
+            "them. AsyncDataModule goes on with any batch_size and ranks",
             file=_file(trainer),
         )
 
@@ -250,13 +226,13 @@ def trained(reference: weakref.ref[pl.Trainer]) -> int | None:
 
 
 def _done(reference: weakref.ref[pl.Trainer], before: int) -> Done | None:
-    """The batches that were trained on beyond those before."""
+    """The batches that were trained on since ``before``."""
     trainer = reference()
     return None if trainer is None else Done(counters.trained(trainer) - before, counters.is_over(trainer))
 
 
 def _resumed_place(trainer: pl.Trainer, loader: AsyncLoader) -> Place | None:
-    """The saved place that the first pass of a resumed run begins at; None if it begins at the start of an epoch."""
+    """The saved place at which the first pass of a resumed run begins; None if that is the start of an epoch."""
     saved = _resuming(loader).saved
     if saved is None or not saved.position or not trainer.fit_loop.restarting:
         return None
@@ -290,7 +266,7 @@ def _check_counters(trainer: pl.Trainer, loader: AsyncLoader, done: int, total: 
 
 
 def without_place(trainer: pl.Trainer, done: int) -> str:
-    """Why a checkpoint in the middle of an epoch that has no place of the data cannot be resumed from."""
+    """Why a run cannot resume from a checkpoint in the middle of an epoch that has no place in the data."""
     return (
         f"ckpt_path: {trainer.ckpt_path or 'the checkpoint'} was written after {done} of "
         f"{trainer.num_training_batches} batches of epoch {trainer.current_epoch}, and holds no place in the data, "

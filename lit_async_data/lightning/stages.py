@@ -1,4 +1,4 @@
-"""The sources of each stage, whose classes are the same in all; its options, transforms and loaders."""
+"""The sources of the stages, with the same classes in all of them; their options, transforms and loaders."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def class_names(source: Source) -> dict[str, tuple[str, ...]]:
 
 
 def with_classes(source: Source, classes: Mapping[str, Sequence[str]]) -> Source:
-    """A copy of a source whose class numbers follow other names, if the source found its own classes in text."""
+    """A copy of a source with the class numbers of these names, if the source found its own classes in text."""
     own = class_names(source)
     changed = {
         key: names for key, names in classes.items() if key in source.spec.fields and own.get(key) != tuple(names)
@@ -53,7 +53,7 @@ def with_classes(source: Source, classes: Mapping[str, Sequence[str]]) -> Source
 
 
 def with_training_classes(stages: Mapping[Any, Sequence[Source]]) -> dict[Any, list[Source]]:
-    """The sources of each stage, with the class numbers of the first source: that of training, if there is one."""
+    """The sources of each stage, with the class numbers of the first source: the training source, if there is one."""
     first = next(source for sources in stages.values() for source in sources)
     names = class_names(first)
     renumbered = {stage: [with_classes(source, names) for source in sources] for stage, sources in stages.items()}
@@ -82,7 +82,7 @@ def with_saved_classes(
 
 
 def _check_kinds(source: Source, first: Source, stage: Any) -> None:
-    """Refuse a table whose column holds classes where the first table's holds numbers, or the reverse."""
+    """Refuse a table if its column holds classes and that of the first table numbers, or the reverse."""
     if source.with_classes({}) is source:
         return  # its class numbers are stored, not found in text
     own, others = class_names(source), class_names(first)
@@ -95,7 +95,7 @@ def _check_kinds(source: Source, first: Source, stage: Any) -> None:
 
 
 def check_same_classes(stages: Mapping[Any, Sequence[Source]]) -> None:
-    """A class number means the same class in every stage. A source may lack names that another has."""
+    """Refuse class numbers with different names in two stages. A source may lack names that another source has."""
     known: dict[str, tuple[str, dict[int, str]]] = {}
     for stage, sources in stages.items():
         for source in sources:
@@ -113,7 +113,7 @@ def check_same_classes(stages: Mapping[Any, Sequence[Source]]) -> None:
 
 
 def count_classes(source: Source) -> dict[str, int]:
-    """The class names, or one more than the largest label, of each field with one whole number per sample."""
+    """The number of class names, or one more than the largest label, of each field with one whole number per sample."""
     counts = {key: len(names) for key, names in class_names(source).items()}
     for key, field in source.spec.fields.items():
         if key not in counts and field.dtype.kind in "iu" and not field.texts and math.prod(field.shape) == 1:
@@ -160,7 +160,7 @@ def split_sources(
 
 
 def checked_sources(by_stage: Mapping[str, Any]) -> dict[Stage, list[Source]]:
-    """Only evaluation may have several."""
+    """The sources of each stage; only evaluation may have several."""
     sources: dict[Stage, list[Source]] = {stage: _checked_sources(stage, by_stage[stage]) for stage in STAGES}
     if not any(sources.values()):
         raise ConfigError("there is no source; give one of train, val, test, predict, or source with split", "train")
@@ -176,7 +176,7 @@ def _checked_sources(stage: Stage, argument: Any) -> list[Source]:
 
 
 def evaluation_options(stage: Stage, options: LoaderOptions, overrides: Any) -> LoaderOptions:
-    """Those of training without shuffle, with the stage's overrides."""
+    """The options of training without shuffle, with the stage's overrides."""
     where = f"{stage}_loader"
     if not isinstance(overrides, Mapping | None):
         raise ConfigError(f"{overrides!r} is not a mapping of options, as in {{'batch_size': 512}}", where)
@@ -198,8 +198,8 @@ class StageFunctions(TypedDict, total=False):
     eval: Function | None
 
 
-# One function for all stages, or a function for each. The order is for LightningCLI, which takes the first type that a
-# value fits: with names of stages it can tell a mapping of them from a class with its arguments, and save both.
+# One function for all stages, or a function for each. LightningCLI takes the first type that fits a value: the names of
+# stages come first, so that it can tell a mapping of stages from a class with its arguments, and save both.
 ByStage = StageFunctions | Function | Mapping[str, Function | None] | None
 
 
@@ -249,24 +249,16 @@ class LoaderArguments:
         return cls(weakref.ref(trainer), source, options, *ranks, trainer.strategy.root_device)
 
     def loader(self, stage: Stage, number: int, transforms: Mapping[str, Any]) -> AsyncLoader:
-        loader = AsyncLoader(
-            self.source,
-            self.options,
-            rank=self.rank,
-            world_size=self.world_size,
-            device=self.device,
-            **transforms,
-        )
-        loader.local_world_size = self.local_world_size
-        loader.evaluation = stage != "train"
-        if self.trainer is not None:
-            drive(loader, self.trainer)
+        where: Any = {"rank": self.rank, "world_size": self.world_size, "device": self.device}
+        loader = AsyncLoader(self.source, self.options, **where, **transforms)
+        loader.local_world_size, loader.evaluation = self.local_world_size, stage != "train"
         wiring = loader._wiring
         wiring.label = f"{stage}[{number}]" if number else stage
-        if self.trainer is not None and stage == "train":
-            wiring.steps_wanted = functools.partial(training_steps, self.trainer, weakref.ref(loader))
-        elif self.trainer is not None:
-            wiring.steps_wanted = functools.partial(steps_wanted, self.trainer, stage, number)
+        if self.trainer is not None:
+            drive(loader, self.trainer)
+            training = functools.partial(training_steps, self.trainer, weakref.ref(loader))
+            evaluation = functools.partial(steps_wanted, self.trainer, stage, number)
+            wiring.steps_wanted = training if stage == "train" else evaluation
         return loader
 
 
@@ -290,7 +282,7 @@ def normalizing(
     cache_dir: str | os.PathLike[str] | None,
     trainer: pl.Trainer | None,
 ) -> Normalize:
-    """A `Normalize` of the fields that the given one names, or of one. With a Trainer, all ranks call this."""
+    """A `Normalize` of the fields that ``given`` names, or of one field. With a Trainer, all ranks call this."""
     known = {key: source.spec[name] for key, name in chosen_fields(source.spec, None).items()}
     wanted: Normalize = Normalize() if given is None else given
     fields = wanted.fields or first_measured(known)
@@ -298,13 +290,13 @@ def normalizing(
     for name in names.values():
         if name in spec and spec[name].dtype != source.spec[name].dtype:
             raise ConfigError(
-                f"{name!r} is stored as {source.spec[name].dtype}, but a host transform makes "
-                f"{spec[name].dtype} of it, of other mean and std; convert it in device_transform, without statistics",
+                f"{name!r} is stored as {source.spec[name].dtype}, but a host transform converts it to "
+                f"{spec[name].dtype}, with another mean and std; convert it in device_transform, without statistics",
                 "statistics",
             )
     axis: dict[str, Axis] = {name: wanted.kept(key, source.spec[name]) for key, name in names.items()}
     find = functools.partial(statistics, source, fields, axis=axis, cache_dir=cache_dir)
-    # The first finds nothing on a rank that is not connected to the others yet.
+    # A rank that is not connected to rank 0 yet gets no result from it, and computes its own.
     found = (trainer and on_rank_zero(trainer, find, "statistics")) or find()
     for key, name in names.items():
         shape, by_channel = source.spec[name].shape, axis[name] == "channels" and found[key].axis == (0,)

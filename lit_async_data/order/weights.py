@@ -45,8 +45,8 @@ class SampleClasses(NamedTuple):
             if wrong.dtype.kind == "f":  # NaN marks an unknown label, as −100 does
                 wrong = wrong[~np.isnan(wrong)]
             if wrong.size or not has.any():
-                what = f"they are {array.dtype}, also {wrong[0]}" if wrong.size else "no sample has one"
-                raise ConfigError(f"several labels per sample are 1 where it has one and 0 else, but {what}", option)
+                what = f"these are {array.dtype}, such as {wrong[0]}" if wrong.size else "no sample has a label"
+                raise ConfigError(f"give 1 for each label of a sample and 0 for the other labels; {what}", option)
             found = np.argwhere(np.column_stack([has, (array == 0).all(axis=1)]))
             samples, labels = found[:, 0], np.where(found[:, 1] < has.shape[1], found[:, 1], -1)
         elif array.dtype.kind == "f":

@@ -155,8 +155,8 @@ def test_what_fills_a_short_batch_is_not_written(tmp_path):
     [
         ({"shuffle": "global"}, "predict loader 0 shuffles or drops samples; set shuffle=False"),
         ({"shuffle": False, "drop_last": True}, "predict loader 0 shuffles or drops samples; set shuffle=False"),
-        ({"on_error": "substitute"}, "on_error: .*has other samples stand in for bad ones; set on_error=skip"),
-        ({"shuffle": False, "rank": 1}, "predict loader 0 is that of rank 1 of 2, not of the Trainer's"),
+        ({"on_error": "substitute"}, "on_error: .*replaces bad samples by other ones; set on_error=skip"),
+        ({"shuffle": False, "rank": 1}, "predict loader 0 has rank 1 of 2, and the Trainer another"),
     ],
 )
 def test_a_loader_that_has_not_each_sample_once_in_order_is_refused(tmp_path, options, message):
@@ -266,7 +266,7 @@ def test_batches_come_once_in_order_and_with_the_same_predictions(tmp_path):
     for step in (0, 2):
         with pytest.raises(ConfigError, match=f"predict_step, batch {step}: batch 1 comes next"):
             predictions.add(step, predicted_of(range(4)))
-    with pytest.raises(ConfigError, match=r"predict_step, batch 1: p int64; but it began with score float64"):
+    with pytest.raises(ConfigError, match=r"predict_step, batch 1: p int64, but the first batch had score float64"):
         predictions.add(1, {"p": torch.arange(4)})
 
 

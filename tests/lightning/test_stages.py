@@ -248,7 +248,7 @@ def test_statistics_that_cannot_be_used_are_refused():
     dm = AsyncDataModule(
         **train, statistics="train", sample_transform=lambda sample: {"x": sample["x"] / np.float32(255)}
     )
-    with pytest.raises(ConfigError, match=r"'x' is stored as uint8, but a host transform makes float32"):
+    with pytest.raises(ConfigError, match=r"'x' is stored as uint8, but a host transform converts it to float32"):
         dm.train_dataloader()
 
 

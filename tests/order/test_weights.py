@@ -55,8 +55,8 @@ def test_each_of_several_labels_and_none_is_drawn_equally_often():
     [
         ([0.0, 1.0], "weights: the labels are float64 numbers, which seldom .* or leave weights out"),
         (np.array([0, 1, np.nan, np.nan], "f4"), r"weights: .*float32 numbers \(that of sample 2 is NaN\)"),
-        (np.zeros((4, 1), int), "weights: several labels per sample are 1 .*, but no sample has one"),
-        ([[1, 0], [3, 2]], "weights: several labels per sample are 1 .*, but they are int64, also 3"),
+        (np.zeros((4, 1), int), "weights: give 1 for each label .*; no sample has a label"),
+        ([[1, 0], [3, 2]], "weights: give 1 for each label .*; these are int64, such as 3"),
         (np.zeros((4, 1, 1)), r"weights: the array has shape \(4, 1, 1\)"),
         ([], r"weights: the array has shape \(0,\)"),
         ([[1], [2, 3]], "weights: not an array: .*give one value"),
