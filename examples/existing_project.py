@@ -1,4 +1,4 @@
-"""A Lightning project with a Dataset and a DataLoader of its own: as it is with one line more, and with a source.
+"""A Lightning project with its own Dataset and DataLoader: first with one added line, then with a source.
 
     python examples/existing_project.py
 
@@ -26,7 +26,7 @@ SAMPLES = 2048
 
 
 class Cells(Dataset[dict[str, Any]]):
-    """One row of the file at a time, as most projects do it."""
+    """Reads one row of the file at a time, as most projects do."""
 
     def __init__(self, path: str) -> None:
         self.path, self.file = path, None
@@ -57,7 +57,7 @@ class Classifier(LightningModule):
 def trainer(callback: DevicePrefetcher) -> Trainer:
     return Trainer(
         max_epochs=2,
-        callbacks=[callback],  # the line more
+        callbacks=[callback],  # the added line
         accelerator="cpu",
         logger=False,
         enable_checkpointing=False,

@@ -1,4 +1,4 @@
-"""Without Lightning: an `AsyncLoader` in a loop of your own. Runs as it is: ``python examples/plain_pytorch.py``."""
+"""Without Lightning: an `AsyncLoader` in your own loop. Runs unchanged: ``python examples/plain_pytorch.py``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ with tempfile.TemporaryDirectory() as folder:
         for epoch in range(3):
             loss = torch.zeros(())
             for batch in loader:
-                x, y = batch["x"].to(device), batch["y"].to(device)  # no copy where the loader made it already
+                x, y = batch["x"].to(device), batch["y"].to(device)  # no copy if the loader has copied it already
                 loss = torch.nn.functional.cross_entropy(model(x.float() / 255), y)
                 optimizer.zero_grad()
                 loss.backward()

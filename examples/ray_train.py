@@ -17,7 +17,7 @@ from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
 
 
 def train(config: dict[str, Any]) -> str:
-    """Runs in every worker. What rank 0 returns is in the result."""
+    """Runs in every worker. The result has the return value of rank 0."""
     context, device = ray.train.get_context(), get_device()
     source = HDF5Source(config["path"], fields={"x": "spectra", "y": "target"})
     loader = AsyncLoader(

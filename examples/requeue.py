@@ -1,9 +1,9 @@
-"""A job of SLURM that is saved between two steps of the optimizer, the same two on all ranks, and requeued.
+"""A SLURM job that saves between two optimizer steps, the same two on all ranks, and is requeued.
 
-Lightning saves inside its handler of the signal, wherever the loop is: in the middle of a step, whose batch then counts
-as not trained on, or in another step on each rank. With this callback the signal is only noted, and Lightning's handler
-runs before the next batch. It does nothing where Lightning does not requeue. With several ranks it exchanges one number
-per step. Copy it into your project; docs/training/slurm.md has the rest.
+Lightning saves inside its signal handler, wherever the loop is: in the middle of a step, whose batch then counts as not
+trained on, or in different steps on the ranks. With this callback the signal only sets a flag, and Lightning's handler
+runs before the next batch. If Lightning does not requeue, the callback does nothing. With several ranks it exchanges
+one number per step. Copy it into your project; see docs/training/slurm.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pytorch_lightning.demos.boring_classes import BoringModel
 from lit_async_data import AsyncDataModule, DevicePrefetcher
 from lit_async_data.testing import ArraySource
 
-# What `sbatch --signal` sends before the time limit; 0 on Windows, which has none.
+# The signal of `sbatch --signal` before the time limit; 0 on Windows, which has none.
 SIGNAL: int = getattr(signal, "SIGUSR1", 0)
 
 
@@ -29,7 +29,7 @@ class RequeueBetweenBatches(Callback):
     steps = -1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # When training has ended, Lightning restores the handler that was there before both.
+        # After training, Lightning restores the handler from before Lightning's own and this one.
         self.noted, self.requeue, self.steps = False, None, -1
         handler = signal.getsignal(SIGNAL) if SIGNAL else None
         if callable(handler) and "lightning" in type(handler).__module__:
@@ -40,14 +40,14 @@ class RequeueBetweenBatches(Callback):
         self.noted = True
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        # Not while gradients are accumulated, and not at the end of the batch before: a run that is resumed from there
-        # leaves out the validation that is due.
+        # Not while gradients are accumulated, and not at the end of the previous batch: a run resumed from there would
+        # leave out a validation that is due.
         stepped, self.steps = trainer.global_step != self.steps, trainer.global_step
         if stepped:
             self.obey(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.obey(trainer)  # the signal came in the last step; there may be a test to come
+        self.obey(trainer)  # for a signal in the last step; a test may follow
 
     def obey(self, trainer: Trainer) -> None:
         if self.requeue is not None and trainer.strategy.reduce_boolean_decision(self.noted, all=False):

@@ -1,4 +1,4 @@
-"""With Hydra, in a project of its own that takes `data` and `callbacks` from the package: ``python train.py``.
+"""With Hydra, in a separate project that takes `data` and `callbacks` from the package: ``python train.py``.
 
 Loaders: ``data.loader.workers=2``. Other files: ``data.train.path=x.h5 'data.train.fields={x: data, y: weight}'
 model.features=64``.

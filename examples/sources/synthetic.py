@@ -19,7 +19,7 @@ class Waves(Source):
         )
 
     @property
-    def chunks(self):  # numpy releases the GIL, so a thread reads ahead; else the loop itself would read each batch
+    def chunks(self):  # numpy releases the GIL, so a thread may read ahead; by default the loop would read each batch
         return StorageLayout(reading="copied")
 
     def read_into(self, samples, out):

@@ -15,8 +15,8 @@ evaluation = A.Compose([A.CenterCrop(48, 48)])
 
 
 def augmented(sample, rng):
-    # Albumentations has generators of its own. Drawing from rng, they depend on seed, epoch and sample alone. One
-    # thread at a time is in here, so they can be set on the object that all threads share.
+    # Albumentations has its own generators. Seeded from rng, they depend on seed, epoch and sample alone. Only one
+    # thread at a time runs this function, so it may set them on the object that all threads share.
     train.set_random_state(rng, random.Random(int(rng.integers(2**63))))
     return pixels(train, sample)
 
@@ -26,7 +26,7 @@ def centred(sample):
 
 
 def pixels(transform, sample):
-    image = np.ascontiguousarray(sample["x"].transpose(1, 2, 0))  # channels last; no copy where they are stored so
+    image = np.ascontiguousarray(sample["x"].transpose(1, 2, 0))  # channels last; no copy if they are stored so
     return {"x": transform(image=image)["image"].transpose(2, 0, 1), "y": sample["y"]}
 
 

@@ -9,7 +9,7 @@ from lit_async_data import AsyncLoader, HDF5Source
 
 
 def cropped(sample, rng):
-    """48 × 48 pixels of an image: anywhere in training; the middle in evaluation, where rng is None."""
+    """Crops an image to 48 × 48 pixels: at random in training, the middle in evaluation (rng is None)."""
     x = sample["x"]  # numpy, channels first
     top, left = (8, 8) if rng is None else rng.integers(0, 17, 2)
     x = x[:, top : top + 48, left : left + 48]
@@ -19,7 +19,7 @@ def cropped(sample, rng):
 
 
 def mixed(batch, rng):
-    """Mixup: each image with another of its batch."""
+    """Mixup: mixes each image with another image of its batch."""
     x = batch["x"].astype(np.float32) / 255
     other, share = np.arange(len(x)), np.float32(1)
     if rng is not None:

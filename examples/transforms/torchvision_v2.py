@@ -1,8 +1,8 @@
 """torchvision's v2 transforms as a sample transform.
 
-They draw from torch's global generator, which belongs to all code of a process. So they run where nobody else draws:
-in a reader process, which the loader chooses by itself where it can, or in the training loop (workers=0). In a thread
-beside the loop, both would disturb each other.
+They draw from torch's global generator, which all code of a process shares. So they run where no other code draws: in a
+reader process, which the loader chooses by itself if it can, or in the training loop (workers=0). A thread beside the
+loop would disturb the random numbers of both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ evaluation = v2.CenterCrop(48)
 
 def augmented(sample, rng):
     with torch.random.fork_rng(devices=[]):
-        # Not torch.manual_seed, which seeds the generators of all GPUs too, and takes a thousand times as long.
+        # torch.manual_seed would also seed the generators of all GPUs, and takes a thousand times as long.
         torch.default_generator.manual_seed(int(rng.integers(2**63)))
         return {"x": train(torch.from_numpy(sample["x"])), "y": sample["y"]}
 
