@@ -219,8 +219,8 @@ class Wiring:
     """What a DataModule, a callback or a test has connected to a loader. Refers to no loader."""
 
     externally_driven: bool = False  # whether a callback starts the next copy; else the end of each ``next`` does
-    # Of a pass under a Trainer: the more the Trainer needs it to have the engine, the higher. 0 for a pass of the
-    # user's; None if the Trainer does not iterate over this loader itself.
+    # The priority of a pass for the engine, under a Trainer: 0 for a pass of the user, None if the Trainer does not
+    # iterate over this loader itself.
     priority: Callable[[Pass], int | None] | None = None
     label: str = ""  # what log lines call the loader, such as its stage; empty for none
     logged: set[str] = dataclasses.field(default_factory=set)  # lines; loaders that share it log each once

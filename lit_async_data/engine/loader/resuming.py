@@ -119,8 +119,7 @@ class Resuming:
         force: Whether to go on at the same position in another order, whoever takes up a place.
         done: What counts as done of the pass; None for the steps that were handed out. A Trainer's batch is done when
             it was trained on.
-        why_over: Why nothing remains of the epoch of the place that was taken up, where something did when it was
-            saved; else empty.
+        why_over: Why the resumed epoch has no batches left, although the checkpoint had some; else empty.
     """
 
     def __init__(self, source: Source, cursor: EpochCursor) -> None:

@@ -93,8 +93,8 @@ def split(
         seed: Another seed draws other sides; 0 to 2**63 − 1.
 
     Returns:
-        The sides by name. ``described`` summarizes them and is logged. If there are groups, ``group_codes`` of each
-        side holds the group number of each sample.
+        The sides by name. The mapping's ``described`` summarizes them and is logged. With groups, ``group_codes`` of
+        each side holds the group number of each sample.
 
     Raises:
         ConfigError: An argument is invalid, and the message begins with its name, or with ``split:``; a listed group
