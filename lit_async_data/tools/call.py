@@ -9,8 +9,8 @@ import operator
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import lit_async_data
 from lit_async_data.errors import ConfigError
@@ -28,16 +28,17 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "rows": {"metavar": "NAME", "help": "a dataset with the rows to take (HDF5)"},
     "root": {"metavar": "DIR", "help": "the folder that relative paths start from (tables)"},
     "id": {"metavar": "NAME", "help": "column of sample ids (tables)"},
-    "image_size": {"nargs": "+", "type": int, "metavar": "N", "help": "height and width of images (tables)"},
-    "resize": {"help": "stretch, crop or pad (tables)"},
-    "mode": {"help": "mode of images: RGB, L, P, … (tables)"},
+    "image_size": {"nargs": "+", "type": int, "metavar": "N", "help": "height and width of images"},
+    "resize": {"help": "stretch, crop or pad (images)"},
+    "mode": {"help": "mode of images: RGB, L, P, …"},
     "delimiter": {"metavar": "CHARACTER", "help": "separator of cells, if neither comma nor tab (CSV, TSV)"},
 }
+IMAGE = ("image_size", "resize", "mode")  # in HDF5 files, options of the fields that are encoded images
 # By source: the configuration of `train.py`, the part that builds it, the name of its first argument, its options.
 _SOURCES = {
-    "HDF5Source": ("hdf5", "train", "path", ("layout", "group", "sample", "rows")),
-    "ManifestSource": ("manifest", "source", "table", ("root", "id", "image_size", "resize", "mode", "delimiter")),
-    "ManifestSource.from_folder": ("folder", "source", "root", ("id", "image_size", "resize", "mode")),
+    "HDF5Source": ("hdf5", "train", "path", ("layout", "group", "sample", "rows", *IMAGE)),
+    "ManifestSource": ("manifest", "source", "table", ("root", "id", *IMAGE, "delimiter")),
+    "ManifestSource.from_folder": ("folder", "source", "root", ("id", *IMAGE)),
 }
 
 
@@ -49,8 +50,8 @@ class Call:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def build(self) -> Source:
-        build: Callable[..., Source] = operator.attrgetter(self.source)(lit_async_data)
-        return build(self.path, *[dict(self.fields)] * bool(self.fields), **self.options)
+        build = operator.attrgetter(self.source)(lit_async_data)
+        return cast("Source", build(self.path, *[dict(self.fields)] * bool(self.fields), **self.options))
 
     def python(self) -> str:
         given = [_written(each) for each in (self.path, self.fields) if each]
@@ -75,10 +76,9 @@ def override(key: str, value: Any) -> str:
 
 
 def _written(value: Any, *, hydra: bool = False) -> str:
-    """In Python; or for Hydra, which takes some text as it is."""
     if isinstance(value, Mapping):
-        pairs = ((_written(key, hydra=hydra), _written(each, hydra=hydra)) for key, each in value.items())
-        return "{" + ", ".join(f"{key}: {each}" for key, each in pairs) + "}"
+        pairs = (f"{key if hydra else _written(key)}: {_written(each, hydra=hydra)}" for key, each in value.items())
+        return f"{{{', '.join(pairs)}}}"
     if isinstance(value, list):
         return "[" + ", ".join(_written(each, hydra=hydra) for each in value) + "]"
     if not isinstance(value, str):
@@ -99,8 +99,7 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def given_source(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
-    """Without ``--fields``, it has no fields."""
-    source = source_of(paths)
+    source, files, table = source_of(paths)
     options: dict[str, Any] = {name: value for name in ARGUMENTS if (value := getattr(arguments, name)) is not None}
     fields: dict[str, Any] = _by_key(options.pop("fields", ()))
     if others := options.keys() - set(_SOURCES[source][3]):
@@ -111,20 +110,23 @@ def given_source(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
         options["image_size"] = tuple(size) if size[1:] else size[0]
     for key, name in fields.items() if source == "HDF5Source" else ():
         fields[key] = dict(zip(("name", "attr"), name.split("@", 1), strict=True)) if "@" in name else name
-    return Call(source, paths[0] if len(paths) == 1 else list(paths), fields, options)
+    return Call(source, files if files[1:] else files[0], fields, {**options, "table": table} if table else options)
 
 
-def source_of(paths: Sequence[str]) -> str:
-    local_path(path := expanded(paths[0]))  # refuses an address
-    folder = os.path.isdir(path)
+def source_of(paths: Sequence[str]) -> tuple[str, list[str], str]:
+    """The class, its files, and the table beside HDF5 files; empty if there is none."""
+    every = list(map(expanded, paths))
+    files, tables = [each for each in every if not is_table(each)], list(filter(is_table, every))
+    files = files if len(tables) == 1 and files else every
+    folder = os.path.isdir(local_path(path := files[0]))  # which refuses an address
     ends = {os.path.splitext(name)[1].lower() for name in os.listdir(path)} if folder else set[str]()
     if found := sorted(ends & set(HDF5)):
         raise ConfigError(f"{path} is a folder of HDF5 files; write {os.path.join(path, '*')}{found[0]}", "input")
-    table = ".parquet" in ends if folder else is_table(path)
-    source = "ManifestSource" if table else "ManifestSource.from_folder" if folder else "HDF5Source"
-    if len(paths) > 1 and source != "HDF5Source":
-        raise ConfigError(f"{path} is a table or a folder; give one, or several HDF5 files", "input")
-    return source
+    of_table = ".parquet" in ends if folder else is_table(path)
+    source = "ManifestSource" if of_table else "ManifestSource.from_folder" if folder else "HDF5Source"
+    if len(every) > 1 and source != "HDF5Source":
+        raise ConfigError(f"{path} is a table or a folder; give one, or HDF5 files and a table of them", "input")
+    return source, files, "" if files == every else tables[0]
 
 
 def _by_key(given: Sequence[str]) -> dict[str, str]:

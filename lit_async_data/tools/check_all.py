@@ -8,7 +8,6 @@ import csv
 import dataclasses
 import os
 import sys
-from collections.abc import Callable
 
 import numpy as np
 
@@ -19,8 +18,7 @@ from lit_async_data.sources.contract.source import Source, read
 from lit_async_data.sources.hdf5.readers.part_reader import LOOKS
 from lit_async_data.sources.local_files import COLUMNS, bad_sample
 from lit_async_data.tools.call import Call
-from lit_async_data.tools.pack import INPUT_CHUNKS, Piece, in_threads
-from lit_async_data.tools.terminal import indented, progress_bar, section
+from lit_async_data.tools.terminal import INPUT_CHUNKS, Piece, Progress, in_threads, indented, progress_bar, section
 
 # Bytes of samples that a thread reads at a time, or one chunk.
 BLOCK_BYTES = 4 * 2**20
@@ -49,7 +47,7 @@ def check_all(call: Call, path: str) -> int:
     return int(bool(bad))
 
 
-def unreadable(source: Source, progress: Callable[[str, int, int], object]) -> dict[int, AsyncDataError]:
+def unreadable(source: Source, progress: Progress) -> dict[int, AsyncDataError]:
     """The errors of all samples that cannot be read, by their numbers. An error that is no sample's fault is raised.
 
     Samples are read in storage order, in blocks. A block that fails is halved, down to single samples.

@@ -10,7 +10,7 @@ import glob
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from string import digits
 from typing import Any
 
@@ -40,8 +40,22 @@ VERSION = 3
 TRAINING, HELD_OUT = "train|training", "val|valid|validation|dev|test|testing"
 # Kinds of datasets that hold values as they are.
 PLAIN = ("", "member")
+# Axes along which there are no samples; and along which a measurement is repeated.
+SPACE = "lat|latitude|lon|longitude|x|y|z|level|c|channels?|grid"
+_REPEATED = "times?|frames?|scans?|samples?|trials?|events?|shots?|images?|index|number"
 # Groups that hold no data of the user: of MATLAB and PyTables.
 _OWN_GROUPS = ("#refs#", "#subsystem#", "_i_")
+_METADATA = {"kind": "metadata"}
+# By members or attributes of a group: Keras; Loom, whose columns are cells; Imaris; SLEAP, with frames last; AnnData.
+_FORMATS: dict[str, dict[str, dict[str, Any]]] = {
+    "weight_names": {".*": _METADATA},
+    "layer_names": {".*": _METADATA},
+    "matrix col_attrs": {"matrix|layers/.*": {"samples": 1}, "(row_attrs|row_graphs|col_graphs)/.*": _METADATA},
+    "DataSet DataSetInfo": {"DataSet/ResolutionLevel [1-9].*|Thumbnail/.*": _METADATA},
+    "tracks node_names": {"tracks|.*_scores": {"samples": -1}, "edge_inds": _METADATA},
+    "var obs": {"(var|varm|varp|obsp|uns)([./].*)?|.*/__categories/.*": _METADATA},
+    "var X": {"(var|varm|varp)([./].*)?": _METADATA},
+}
 # At most this many members of a group are listed. Its first few datasets tell whether it holds images.
 MOST_MEMBERS, _LOOKED_AT = 20_000, 8
 
@@ -61,8 +75,9 @@ class Dataset:
     stored_bytes: int | None = None
     reading: Reading | None = None
     why: str = ""
-    kind: str = ""  # of a group, as of `encoding`; else "images", "member", "scale"; empty for plain values
-    axis: str = ""  # the name of its first axis, as NetCDF gives it
+    kind: str = ""  # of a group, as of `encoding`; else "images", "member", "metadata"; empty for plain values
+    axis: str = ""  # the name of its first axis
+    samples: int | None = None  # the axis that counts samples, where its format says so
     attributes: tuple[str, ...] = ()
     field: str = ""  # its name in its group
     dtype: np.dtype[Any] = dataclasses.field(default_factory=lambda: np.dtype(object))  # as read
@@ -94,6 +109,30 @@ SHOWN = [field.name for field in dataclasses.fields(Dataset)][:11]
 
 def datasets_of(group: Any, seen: set[h5py.Group], path: str = "") -> Iterator[Dataset]:
     """Below a group, apart from those of groups that were seen before."""
+    conventions = _conventions(group, path)
+    for node in _datasets_of(group, seen, path):
+        own = node.name.removeprefix(path).strip("/")
+        changes = next((each for pattern, each in conventions.items() if re.fullmatch(pattern, own)), {})
+        yield dataclasses.replace(node, **changes) if changes and node.kind != "metadata" else node
+
+
+def _conventions(group: Any, path: str) -> Mapping[str, dict[str, Any]]:
+    """What a format says of the datasets below a group, by a pattern of their names."""
+    nexus, signal, axes = (_texts(group.attrs.get(name, ())) for name in ("NX_class", "signal", "axes"))
+    if nexus == ["NXdata"] and signal:
+        grid = len(axes) == 2 and "." not in axes and not has_word(axes[0], _REPEATED)
+        return {re.escape(signal[0]): {"axis": "grid" if grid else "".join(axes[:1]).strip(".")}, ".*": _METADATA}
+    names = {*map(str, itertools.islice(group, MOST_MEMBERS)), *group.attrs}
+    if (nexus and nexus != ["NXdata"]) or (path.endswith("vars") and all(map(str.isdecimal, names))):  # or Keras
+        return {"[^/]*": _METADATA}
+    return next((found for members, found in _FORMATS.items() if {*members.split()} <= names), {})
+
+
+def _texts(value: Any) -> list[str]:
+    return [t.decode(errors="replace") if isinstance(t, bytes) else str(t) for t in np.ravel(value).tolist()]
+
+
+def _datasets_of(group: Any, seen: set[h5py.Group], path: str) -> Iterator[Dataset]:
     seen.add(group)
     kind, images = encoding(group), _format_in_group(group) if path else ""
     if "pandas_type" in group.attrs:
@@ -180,9 +219,10 @@ def _of_dataset(dataset: h5py.Dataset, name: str) -> Iterator[Dataset]:
             yield dataclasses.replace(made, name=f"{name}.{member}", field=f"{name}.{member}", kind="member")
             continue
         made.stored_bytes, made.attributes = int(dataset.id.get_storage_size()), tuple(attributes)
-        made.kind = "images" if images else "scale" if attributes.get("CLASS") == b"DIMENSION_SCALE" else ""
+        made.kind = "images" if images else "metadata" if _texts(attributes.get("CLASS")) == ["DIMENSION_SCALE"] else ""
         if shape:
             made.axis = next((str(scale.name).rpartition("/")[2] for scale in dataset.dims[0].values()), "")
+            made.axis = made.axis or str(dataset.dims[0].label)
         yield made
 
 
@@ -236,8 +276,9 @@ def describe(group: OpenGroup, node: Dataset) -> None:
         return
     stored, node.dtype = field.values, field.spec.dtype
     node.decoding = {"decode": "image", "image_size": list(field.spec.shape[1:])} if field.images else {}
-    node.kind = "variable" if field.sequences else node.kind
-    node.kind = "categorical" if node.kind in PLAIN and find_coded(group, name).place else node.kind
+    if node.kind != "metadata":
+        node.kind = "variable" if field.sequences else node.kind
+        node.kind = "categorical" if node.kind in PLAIN and find_coded(group, name).place else node.kind
     way = "chunks" if field.images or field.sequences else choice(stored, mapped=True)
     node.reading = node.reading or ("decoded" if way == "chunks" else "locked" if way.startswith("h5py") else "copied")
     index = stored.index if way == "chunks" else None
@@ -377,26 +418,33 @@ class Report:
 
 
 SHAPES = 32  # samples of a table whose shapes are compared
+BATCH, BATCH_BYTES = 8, 2**26  # first samples that are read, and their bytes
 
 
 def _verified(each: Suggestion, tried: int) -> Suggestion:
-    first = 0
+    lost = list[int]()
     with contextlib.closing(each.call.build()) as source:
-        for first in range(min(len(source), tried)):
-            with contextlib.suppress(AsyncDataError):
-                source[first]
-                break
-        else:
-            source[0]  # says what is wrong
-        for sample in probes(len(source), most=SHAPES).tolist() if each.call.source[:8] == "Manifest" else ():
+        few = min(len(source), max(tried, min(BATCH, BATCH_BYTES // max(source.spec.nbytes, 1))))
+        spread = probes(len(source), most=SHAPES).tolist() if each.call.source[:8] == "Manifest" else []
+        for sample in dict.fromkeys([*range(few), *spread]):
             try:
                 source[sample]
             except AsyncDataError as error:
-                if " expected; " in str(error):  # another shape than that of the first
+                lost.append(sample)
+                none, other = (
+                    len(lost) == sample + 1,
+                    " expected; " in str(error),
+                )  # another shape than that of the first
+                if other if not none else sample + 1 == min(tried, len(source)):
                     raise
         batch = {key: {"dtype": str(it.dtype), "shape": it.shape} for key, it in source.spec.items()}
-        notes = [*each.notes, *_notes(source)]
-        notes += [f"the first that can be read is sample {first}: --check-all lists the bad ones"] if first else []
+        first, notes = next(sample for sample in range(few) if sample not in lost), [*each.notes, *_notes(source)]
+        bad = (
+            f"the first that can be read is sample {first}"
+            if first
+            else f"sample {min(lost, default=0)} cannot be read"
+        )
+        notes += [f"{bad}: --check-all lists the bad ones"] * bool(lost)
         return Suggestion(each.title, each.call, tuple(notes), len(source), batch, source.chunks.reading)
 
 
@@ -404,6 +452,8 @@ def _notes(source: Source) -> list[str]:
     x, y, notes = source.spec.get("x"), source.spec.get("y"), list[str]()
     if y is not None and not y.shape and y.classes:
         notes.append(f"y has {len(y.classes)} classes: {', '.join(y.classes[:4])}{', …' * (len(y.classes) > 4)}")
+    if y is not None and len(y.shape) == 1 and not y.classes:
+        notes.append(f'y has {y.shape[0]} columns: {{"name": …, "column": 0}} takes one')
     if wide := " and ".join(key for key, each in source.spec.items() if each.dtype == np.float64):
         how = 'dtype="float32" of a field, or "int64" for classes'
         notes.append(f"{wide}: float64, as stored; {how}, is what networks take")
@@ -437,7 +487,7 @@ def text_of(report: Report) -> str:
     numbers = {"row": report.rows, "dataset": len(report.datasets), "other file": len(report.files) - 1}
     title += [counted(number, what) for what, number in numbers.items() if number]
     title += [f"{group['count']:,} groups {group['name']}" for group in report.groups]
-    lines = [f"{report.files[0]}   {' · '.join(title)}", *indented([*table(columns), *table(datasets)])]
+    lines = [f"{report.files[0]}   {' · '.join(title)}", *indented(table(columns)), *indented(table(datasets))]
     lines += [*section("Why not faster, or not at all", whys), *section("Notes", report.notes)]
     for suggestion in report.suggestions:
         lines += ["", f"── {suggestion.title[:1].upper()}{suggestion.title[1:]} ──"]

@@ -14,43 +14,50 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import fnmatch
 import glob
 import itertools
+import logging
 import math
 import os
 import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from logging.handlers import BufferingHandler
+from types import SimpleNamespace
+from typing import Any, cast
 
-from lit_async_data.errors import AsyncDataError, ConfigError
+from lit_async_data.errors import AsyncDataError, ConfigError, ManifestError, MissingError
 from lit_async_data.sources.hdf5.index.index import IndexCache
+from lit_async_data.sources.hdf5.parts.samples import ends_of
+from lit_async_data.sources.hdf5.parts.stored_field import inspect_field
 from lit_async_data.sources.hdf5.schema.categories import PACKING
+from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
-from lit_async_data.sources.local_files import expanded, files_matching, is_pattern
-from lit_async_data.sources.manifest.columns import Column, kind_of, kind_of_path
-from lit_async_data.sources.manifest.fields import labels_of
+from lit_async_data.sources.local_files import files_matching, is_pattern
+from lit_async_data.sources.manifest.columns import FILES, Column, kind_of, kind_of_path
+from lit_async_data.sources.manifest.fields import Fields
 from lit_async_data.sources.manifest.files import RootDirectory
 from lit_async_data.sources.table.embedded import EmbeddedFiles
 from lit_async_data.sources.table.formats import TextFormat, arrow, is_number, is_text
-from lit_async_data.sources.table.table import Table, column_names, files_of
+from lit_async_data.sources.table.labels import Null
+from lit_async_data.sources.table.table import Table, TableReader, column_names, files_of
 from lit_async_data.tools import contents
-from lit_async_data.tools.call import ARGUMENTS, Call, Given, add_source_arguments, given_source, source_of
+from lit_async_data.tools.call import ARGUMENTS, IMAGE, Call, Given, add_source_arguments, given_source, source_of
 from lit_async_data.tools.check_all import check_all
-from lit_async_data.tools.contents import PLAIN, ColumnReport, Dataset, Report, Scope, Suggestion, has_word
+from lit_async_data.tools.contents import PLAIN, SPACE, ColumnReport, Dataset, Report, Scope, Suggestion, has_word
 from lit_async_data.tools.terminal import as_json
 
 # Of one file: datasets that are looked at; and those that are described, where groups of equal structure count once.
 MOST_DATASETS, MOST_DESCRIBED = 20_000, 500
-LABELS, MASKS = "y|labels?|targets?|class(es)?|actions?|gt|truth|true", "masks?|segmentations?"
+LABELS = "y|labels?|targets?|class(es)?|clusters?|(cell)?types?|actions?|gt|truth|true"
+MASKS = "masks?|segmentations?|reconstructions?"
 # Kinds of datasets of numbers that stand for names, or beside a mask.
 CODED = ("categorical", "nullable")
-# Groups that hold neither inputs nor labels: origins of packed samples, and names of classes (AnnData).
-_NEVER = "origin|__categories"
-# Axes of a grid in space: along one, there are no samples.
-_SPACE = "lat|latitude|lon|longitude|x|y|z|level"
+# Names of groups, and of datasets, that are neither inputs nor labels: of packed samples, pyramids, and networks.
+_NEVER, _PARAMETERS = "origin", "resolutions|subdivisions|histograms?|weights?|kernels?|bias(es)?"
 # A recording without labels lies across if it has this many times as many columns as rows.
 ACROSS = 64
 _SWAPPED = "look at the colours of x: if red is blue, its RGB was encoded as BGR, and channels: BGR is missing"
@@ -62,7 +69,8 @@ FEW, MOST_CHANNELS = 4, 32
 IMAGE_SIZE = 224
 _EXAMPLES, _WIDTH = 3, 24
 _FILES = {"image": "images", "npy": "arrays", "hdf5": "rows of HDF5 files"}
-# Names of columns that are neither inputs nor labels.
+# Names that Hydra takes for keys. Names of columns that are neither inputs nor labels.
+_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_ ./\-]*")
 _OTHERS = "ids?|uid|index|split|fold|stage|set|subset"
 
 
@@ -86,33 +94,46 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def given_call(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
-    """Without ``--fields``, the source that ``inspect`` suggests."""
+    """Without ``--fields``, the source that ``inspect`` suggests. Encoded images in HDF5 files are decoded."""
     call = given_source(paths, arguments)
-    if call.fields:
+    if call.fields and call.source != "HDF5Source":
         return call
-    found = report_on(paths).suggestions
-    if not found:
-        why = f"python -m lit_async_data inspect {shlex.quote(paths[0])} says why; name them: --fields x=NAME y=NAME"
+    report = report_on(paths)
+    if not report.suggestions and not call.fields:
+        why = f"python -m lit_async_data inspect {shlex.join(paths[:3])} says why; name them: --fields x=NAME y=NAME"
         raise ConfigError(f"nothing in {paths[0]} looks like samples; {why}", "fields")
-    return dataclasses.replace(found[0].call, options={**found[0].call.options, **call.options})
+    found = report.suggestions[0].call if report.suggestions else call
+    options = {name: value for name, value in found.options.items() if name == "on" or not call.fields}
+    options, fields, images = {**options, **call.options}, dict(call.fields or found.fields), dict[str, Any]()
+    if call.source == "HDF5Source":
+        image = {name: options.pop(name) for name in IMAGE if name in options}
+        names = {key: name_of(each) for key, each in fields.items() if isinstance(each, str) or "decode" in each}
+        for key, n in itertools.product(names, (n for n in report.datasets if n.decoding)):
+            if names[key] in (n.field, n.each) or fnmatch.fnmatch(names[key], n.name):
+                images[key] = {"name": names[key], **n.decoding, **image}
+        if image and not images:
+            raise ConfigError("no field holds encoded images; leave it out", min(image))
+    return dataclasses.replace(call, fields=fields | images, options=options)
 
 
 def report_on(given: Sequence[str]) -> Report:
-    paths = list(map(expanded, given))
-    source = source_of(paths)
+    source, paths, table = source_of(given)
     if source in ("ManifestSource", "HDF5Source"):
-        return hdf5_report(paths) if source == "HDF5Source" else table_report(paths[0])
+        return hdf5_report(paths, table) if source == "HDF5Source" else table_report(paths[0])
     report, folders = Report("folder", paths), Suggestion("a folder for each class", Call(source, paths[0]))
-    report.suggest([folders, sized_images(folders)])
+    with heard(report.notes):
+        report.suggest([folders, sized_images(folders)])
     if not report.suggestions:
         raise ConfigError(report.notes[0])
     return report
 
 
-def hdf5_report(given: Sequence[str]) -> Report:
+def hdf5_report(given: Sequence[str], table: str = "") -> Report:
     matched = [files_matching(each) if is_pattern(each) else [each] for each in given]
     paths = contents.of_training(dict.fromkeys(itertools.chain.from_iterable(matched)))
-    first, report = paths[0], Report("HDF5", paths)
+    first, report, columns = paths[0], Report("HDF5", paths), _Columns(table) if table else None
+    if columns:
+        report.columns, report.rows = columns.columns, len(columns.table)
     with as_source_errors(first, "cannot be read", file=first), open_h5py(first) as file:
         nodes = list(itertools.islice(contents.datasets_of(file["/"], set()), MOST_DATASETS))
         for scope in contents.scopes_of(nodes):
@@ -123,7 +144,12 @@ def hdf5_report(given: Sequence[str]) -> Report:
                 del scope.nodes[MOST_DESCRIBED:]
             for node in scope.nodes:
                 contents.describe(group, node)
-            report.suggest(suggestions(scope, report.notes))
+            found, ways = suggestions(scope, report.notes), list(_ways(columns, scope, group)) if columns else []
+            if columns and ways:
+                found = [one for each, way in itertools.product(found, ways) for one in _joined(each, columns, way)]
+            elif columns and found:
+                report.notes.append(f"no column of {table} names files or groups, or has ids that are in the files")
+            report.suggest(found)
             report.groups += [{"name": scope.group, "count": scope.count}] if scope.group else []
             report.datasets += scope.nodes
     report.bytes = sum(map(os.path.getsize, paths))
@@ -134,31 +160,65 @@ def hdf5_report(given: Sequence[str]) -> Report:
     return report
 
 
+def _joined(given: Suggestion, columns: _Columns, way: Given) -> Iterator[Suggestion]:
+    """With each label of a table, and else those of the files."""
+    for y in [*columns.labels[:3], None]:
+        call, options = given.call, {**given.call.options, "table": columns.path, "on": way}
+        if y is not None:
+            options["layout"] = {key: each for key, each in options.get("layout", {}).items() if key == "x"}
+            call = dataclasses.replace(call, fields={"x": call.fields["x"], "y": columns.target(y)})
+        title = given.title if y is None else f"{given.title.partition(' with ')[0]} with {y.name} of the table"
+        options = {name: value for name, value in options.items() if value}
+        yield Suggestion(title, dataclasses.replace(call, options=options), given.notes)
+
+
+def _ways(columns: _Columns, scope: Scope, group: OpenGroup) -> Iterator[Given]:
+    """What the values of a column name: files, groups, or ids in the first file, as ``on`` takes it."""
+    ids, parents = dict[str, set[str]](), {n.each.rpartition("/")[0] for n in scope.nodes if n.each}
+    for name in (node.field for node in scope.nodes if len(node.shape) == 1):
+        with contextlib.suppress(AsyncDataError):  # no text or whole numbers
+            ids[name] = set(inspect_field(group, "x", Field(name, kind="text"), None)["x"].texts)
+    for column in (c for c in columns.columns if c.distinct == len(columns.table) and not c.missing):
+        name, values, first = column.name, set(columns.table.encoded(column.name)[1]), ends_of(scope.first)
+        if ids.get(name, set()) & values:  # the source says which have no row
+            yield name
+        if _KEY.fullmatch(name):
+            files = any(values.intersection(ends_of(os.path.abspath(path))) for path in scope.paths)
+            groups = values.intersection(first) or any(f"{p}/{v}" in group.file for v in values for p in parents)
+            named = ["file"] * files + ["group"] * bool(groups) + [field for field, own in ids.items() if own == values]
+            yield from ({name: what} for what in named)
+
+
 def suggestions(scope: Scope, notes: list[str]) -> list[Suggestion]:
     """The likeliest first; a note says why there is none."""
-    known = [n for n in scope.nodes if n.reading and n.kind != "scale" and not has_word(n.name, _NEVER, whole=True)]
+    known = [n for n in scope.nodes if n.reading and n.kind != "metadata" and not has_word(n.name, _PARAMETERS)]
+    known = [n for n in known if not has_word(n.name, _NEVER, whole=True)]
     each, found = [n for n in known if n.each and not scope.group], list[Suggestion]()
     labels = [n.each for n in each if has_word(n.name, LABELS, whole=True)]
     for x in sorted((n for n in each if n.each not in labels), key=_score, reverse=True):
         plain = [None] if "*" in x.field and (x.decoding or x.varies or len(x.shape) > 1) else []
-        found += _whole(scope, "dataset", x, x.each, [*_attributes(x.attributes), *labels, *plain])
+        found += _whole(scope, "dataset", x, x.each, [*labelling(x.attributes), *labels, *plain])
     labelled = [one for one in found if "y" in one.call.fields]
     rows = _of_rows(scope, [n for n in known if "*" not in n.field], [] if found else notes)
     return [*labelled, *rows, *(one for one in found if one not in labelled)]
 
 
-def _whole(scope: Scope, of: str, x: Dataset, name: str, labels: Sequence[Given | None]) -> Iterator[Suggestion]:
-    letters = None if x.decoding or x.varies else layout_of((1, *x.shape), 0)
-    options = {"sample": "dataset" if of == "dataset" else "group", "layout": {"x": letters[1:]} if letters else {}}
-    notes = [_SWAPPED] if x.decoding else [_BY_LENGTH] * x.varies
+def _whole(
+    scope: Scope, of: str, x: Dataset, name: str, labels: Sequence[Dataset | Given | None]
+) -> Iterator[Suggestion]:
+    notes, sample = [_SWAPPED] if x.decoding else [_BY_LENGTH] * x.varies, "dataset" if of == "dataset" else "group"
     for y in labels:
-        yield _suggestion(scope, f"one {of} per sample: {name}", named(name, x.decoding), y, notes, **options)
+        arrays = {key: n for key, n in (("x", x), ("y", y)) if isinstance(n, Dataset) and not (n.decoding or n.varies)}
+        layout = {key: letters[1:] for key, n in arrays.items() if (letters := layout_of((1, *n.shape), 0))}
+        title, label = f"one {of} per sample: {name}", y.field if isinstance(y, Dataset) else y
+        yield _suggestion(scope, title, named(name, x.decoding), label, notes, sample=sample, layout=layout)
 
 
 def _of_rows(scope: Scope, known: Sequence[Dataset], notes: list[str]) -> Iterator[Suggestion]:
     training = contents.of_training(node.name for node in known)
     nodes = [node for node in known if node.name in training]
-    inputs = [n for n in nodes if n.dtype.kind in "biufc" and not has_word(n.axis, _SPACE)]
+    several = max(scope.count, len(scope.paths)) > 1
+    inputs = [n for n in nodes if n.dtype.kind in "biufc" and (several or not has_word(n.axis, SPACE))]
     inputs = [n for n in inputs if not (n.kind in CODED or (n.kind in PLAIN and n.flat))]
     inputs.sort(key=_score, reverse=True)
     if not inputs:
@@ -167,24 +227,25 @@ def _of_rows(scope: Scope, known: Sequence[Dataset], notes: list[str]) -> Iterat
     labels = [n for n in labels if n.dtype.kind in "biuf" and 0 < len(n.shape) < 3]
     labels.sort(key=lambda n: (not has_word(n.name, LABELS), not n.flat))
     x = next((n for n in inputs if any(_axis(n, label) is not None for label in labels)), inputs[0])
-    square = len(x.shape) > 1 and x.shape[0] == x.shape[1] and not x.kind  # one image, unless each row has a label
+    masks = [n for n in inputs if n is not x and has_word(n.name, f"{MASKS}|{LABELS}") and n.dtype.kind in "biuf"]
+    # One image, unless each row has a label.
+    square = len(x.shape) > 1 and x.shape[0] == x.shape[1] and not x.kind and x.samples is None
     labels = [n for n in labels if _axis(x, n) is not None and not (square and n.shape == x.shape[:2])][:4]
-    several = max(scope.count, len(scope.paths)) > 1
-    h, w, c = x.shape if len(x.shape) == 3 else (9, 1, 0)
-    image = c in (3, 4) and max(h, w) <= 4 * min(h, w) and x.dtype.kind == "u" and not x.axis
-    image = image or x.one_image or (square and not x.axis)
+    h, w, c = x.shape if len(x.shape) == 3 else (*x.shape, 1) if len(x.shape) == 2 and several else (9, 1, 0)
+    masked = any(has_word(n.name, MASKS) and n.shape[:2] == (h, w) for n in masks) and c <= FEW
+    image = c in (3, 4) and max(h, w) <= 4 * min(h, w) and x.dtype.kind == "u"
+    image = ((image or masked or square) and not x.axis) or x.one_image or has_word(x.axis, SPACE)
     alone: list[Given] = [n.field for n in scope.nodes if not n.shape and has_word(n.name, LABELS)]
-    alone += _attributes(scope.attributes)
+    alone += labelling(scope.attributes)
     alike = [n for n in scope.nodes if n.shape == x.shape and re.sub(r"\d", "", n.name) == re.sub(r"\d", "", x.name)]
     if not labels and (len(alike) > 2 or (image and not several)):
         many = 'sample="dataset", or sample="group" with group=, takes many by a name with a * for what differs'
         what = f"{x.field} of shape {x.shape} may be one sample"
         notes.append(f"{what}: {many}; Field(NAME, decode='image') decodes images")
     elif not labels and several and (image or alone):
-        yield from _whole(scope, "group" if scope.group else "file", x, x.field, [*alone, None])
+        yield from _whole(scope, "group" if scope.group else "file", x, x.field, [*alone, *masks[:1], None])
     else:
-        masks = [n for n in inputs if n is not x and len(x.shape) > 2 and n.shape[:3] == x.shape[:3]]
-        masks = [n for n in masks if has_word(n.name, f"{MASKS}|{LABELS}") and n.dtype.kind in "biuf"]
+        masks = [n for n in masks if n.shape[:1] == x.shape[:1] and len(n.shape) > 2]
         for y in [*labels, *masks[:1], None]:
             yield _row_by_row(scope, x, y)
             if y is not None and y.kind in CODED:
@@ -192,20 +253,19 @@ def _of_rows(scope: Scope, known: Sequence[Dataset], notes: list[str]) -> Iterat
 
 
 def _row_by_row(scope: Scope, x: Dataset, y: Dataset | None, null: str = "") -> Suggestion:
-    in_time = y is None and not x.kind and not x.axis and len(x.shape) < 3
-    title, layout = x.field, dict[str, str]()
-    axis = int(in_time and len(x.shape) == 2 and x.shape[1] >= ACROSS * x.shape[0])
+    in_time = y is None and not x.kind and not x.axis and len(x.shape) == 2
+    title, layout = x.field, dict[str, str | None]()
+    axis = int(in_time and x.shape[1] >= ACROSS * x.shape[0]) if x.samples is None else x.samples % len(x.shape)
     packed = {"mask_and_scale": True} if set(PACKING[:3]) & set(x.attributes) else {}
     label: Given | None = None
     if y is not None:
-        title, axis = f"{x.field} with {y.field}", (_axis(x, y) or 0) if len(y.shape) < 3 else 0
+        title, axis = f"{x.field} with {y.field}", (_axis(x, y) or 0) if len(y.shape) < 3 else axis
         label = named(y.field, {"column": 0} if len(y.shape) == 2 and y.flat else {"null": null} if null else {})
-        layout |= {"y": "CN"} if len(y.shape) == 2 and y.flat and y.shape[0] == 1 else {}
-    if letters := None if x.kind else layout_of(x.shape, axis):
-        layout["x"] = letters
-        layout |= {"y": letters} if y is not None and len(y.shape) == len(x.shape) > 2 else {}
-    notes = [_SWAPPED] if x.decoding else [_BY_LENGTH] * (x.kind == "variable")
-    notes += [_MISSING] * bool(null)
+        flat = "CN" if y.flat and y.shape[:1] == (1,) else None
+        layout["y"] = flat if len(y.shape) == 2 else layout_of(y.shape, axis) if len(y.shape) > 2 else None
+    layout["x"] = None if x.kind else layout_of(x.shape, axis)
+    layout = {key: letters for key, letters in layout.items() if letters}
+    notes = ([_SWAPPED] if x.decoding else [_BY_LENGTH] * (x.kind == "variable")) + [_MISSING] * bool(null)
     return _suggestion(scope, title, named(x.field, x.decoding or packed), label, notes, layout=layout)
 
 
@@ -218,16 +278,16 @@ def _suggestion(scope: Scope, title: str, x: Given, y: Given | None, notes: list
     return Suggestion(title, call, (*notes, *[split] * bool(parts)))
 
 
-def named(name: str, options: Mapping[str, Any]) -> Given:
+def named(name: str | list[str], options: Mapping[str, Any]) -> Given:
     return {"name": name, **options} if options else name
 
 
+def labelling(attributes: Sequence[str]) -> list[Given]:
+    return [{"attr": name} for name in attributes if has_word(name, LABELS)]
+
+
 def name_of(given: Given) -> str:
-    return str(given["name"] if isinstance(given, Mapping) else given)
-
-
-def _attributes(names: Sequence[str]) -> list[Given]:
-    return [{"attr": name} for name in names if has_word(name, LABELS)]
+    return str(given.get("name") if isinstance(given, Mapping) else given)
 
 
 def _score(node: Dataset) -> float:
@@ -240,6 +300,7 @@ def _axis(x: Dataset, label: Dataset) -> int | None:
     """The axis that counts the samples of a label: the first, else the last."""
     count = max(label.shape) if label.flat else label.shape[0]
     places = () if x.one_image else (0,) if x.kind else (0, len(x.shape) - 1)
+    places = places if x.samples is None else (x.samples % len(x.shape),)
     return next((axis for axis in places if x.shape[axis] == count and x is not label), None)
 
 
@@ -271,13 +332,13 @@ def _path_of(paths: Sequence[str]) -> str | list[str]:
 
 def table_report(path: str) -> Report:
     given = _Columns(path)
-    size, rows = sum(map(os.path.getsize, given.files)), len(given.table)
-    report = Report("table", given.files, size, columns=given.columns, rows=rows)
+    report = Report("table", given.files, sum(map(os.path.getsize, given.files)))
+    report.columns, report.rows = given.columns, len(given.table)
     if data := [each.name for each in given.columns if is_number(each.name) or kind_of_path(each.name)]:
         what = f"the first line looks like data ({data[0]}), but it must name the columns"
         report.notes.append(f"{what}: put a line of names before it, or give pandas.read_csv(…, names=[…])")
     else:
-        report.suggest(given.suggestions(path))
+        report.suggest(given.suggestions())
     if not report.suggestions and not report.notes:
         report.notes.append('no column looks like samples: name yours in fields={"x": COLUMN, "y": COLUMN}')
     return report
@@ -289,49 +350,74 @@ def sized_images(suggestion: Suggestion) -> Suggestion:
     return dataclasses.replace(suggestion, call=sized, notes=(note, *suggestion.notes))
 
 
+@contextlib.contextmanager
+def heard(notes: list[str]) -> Iterator[None]:
+    """What the package logs becomes notes, each once."""
+    log, handler = logging.getLogger("lit_async_data"), BufferingHandler(1000)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        notes += dict.fromkeys(each for record in handler.buffer if (each := record.getMessage()) not in notes)
+
+
 def _column(table: Table, name: str, root: RootDirectory) -> ColumnReport:
-    array, distinct, why = table.array(name), None, ""
+    """As `ManifestSource` takes it, without the rows that have no value, or why it does not."""
+    array, distinct, why, given = table.array(name), None, "", len(table) - len(table.missing(name))
     # Neither lists nor bytes have such a count.
     with contextlib.suppress(arrow().ArrowException, TypeError):
         distinct = int(arrow("compute").count_distinct(array).as_py())
-    kind: str | None = None
-    try:
-        kind = kind_of("x", Column(name), table, root)
-        if kind is None:
-            kind = "class" if labels_of(Column(name, null="drop"), table).classes else "number"
-    except AsyncDataError as error:
-        why = error.message
+    kind, rows, whole = None, len(table), SimpleNamespace(columns=lambda _: table, select=lambda _: None)
+    nulls: tuple[Null, ...] = ("drop", "error")
+    for column in (Column(name, null=each) for each in nulls):
+        try:
+            if (kind := kind_of("x", column, table, root)) != "hdf5":
+                fields = Fields({"x": column}, cast("TableReader", whole), root, None)
+                rows = len(fields.rows)
+                kind = kind if kind in FILES else "class" if fields.labels["x"].classes else "number"
+            break
+        except AsyncDataError as error:
+            if kind in FILES and given and isinstance(error, MissingError | ManifestError):
+                break  # root may be another folder
+            kind, why = None, error.message
     listed = [] if isinstance(array, EmbeddedFiles) else array.slice(0, 1000).drop_null().to_pylist()
     shown = dict.fromkeys(map(str, listed))
     examples = tuple(each if len(each) <= _WIDTH else f"…{each[1 - _WIDTH :]}" for each in list(shown)[:_EXAMPLES])
     of = "text" if is_text(array.type) else str(array.type)
-    return ColumnReport(name, of, kind, distinct, array.null_count, examples, why)
+    return ColumnReport(name, of, kind, distinct, len(table) - min(given, rows), examples, why)
 
 
 class _Columns:
     """`labels` have names of labels, then classes that repeat."""
 
     def __init__(self, path: str) -> None:
-        self.files, self.options = files_of(path), dict[str, Any]()
+        self.path, self.files, self.options = path, files_of(path), dict[str, Any]()
         first, names = self.files[0], column_names(self.files[0])
         if len(names) == 1 and (found := [each for each in ",;\t|" if each in names[0]]):
             self.options["delimiter"] = found[0]
             names = column_names(first, TextFormat(found[0]))
-        self.table = Table.of(first, [name for name in names if name], text_format=TextFormat(**self.options))
+        self.table = Table.of(
+            os.path.abspath(first), [name for name in names if name], text_format=TextFormat(**self.options)
+        )
         self.folder = os.path.dirname(os.path.abspath(first))
-        self.columns = [_column(self.table, name, RootDirectory(self.folder)) for name in self.table.names]
+        with heard([]):  # whether columns of ids are classes
+            self.columns = [_column(self.table, name, RootDirectory(self.folder)) for name in self.table.names]
         few = min(max(len(self.table) // 2, 2), len(self.table) - 1)
-        known = [c for c in self.columns if c.kind in ("class", "number") and (c.distinct or 0) > 1]
+        known = [c for c in self.columns if c.kind in ("class", "number") and c.distinct not in (0, 1)]
         self.labels = [c for c in known if has_word(c.name, LABELS)]
         known = [c for c in known if c.kind == "class" and c not in self.labels and not has_word(c.name, _OTHERS)]
         self.labels += [c for c in known if (c.distinct or 0) <= few]
 
-    def suggestions(self, path: str) -> list[Suggestion]:
+    def suggestions(self) -> list[Suggestion]:
         """The likeliest first; none if there are neither files nor numbers."""
         files, options, what = [c for c in self.columns if c.kind in _FILES], dict(self.options), "rows"
         numbers = [c for c in self.columns if c.kind == "number" and c not in self.labels[:1]]
-        names = [c.name for c in numbers if not has_word(c.name, _OTHERS)]
-        x: Given = names[0] if len(names) == 1 else names
+        numbers = [c for c in numbers if not has_word(c.name, _OTHERS)]
+        vectors, plain = ([c for c in numbers if c.distinct is None], [c for c in numbers if c.type != "bool"])
+        numbers = vectors[:1] or plain or numbers
+        names, null = [c.name for c in numbers], {"null": "drop"} if any(c.missing for c in numbers) else {}
+        x = named(names[0] if len(names) == 1 else names, null) if names else ()
         if files:
             options |= {"root": root} if (root := self._root(self.values(files[0]))) else {}
             x, what = self._of_files(files[0], root or self.folder), _FILES[str(files[0].kind)]
@@ -339,14 +425,15 @@ class _Columns:
             return []
         ids = [c for c in self.columns if (c.name, c.distinct, c.missing) == ("id", len(self.table), 0)]
         options |= {"id": "id"} if ids else {}
-        stages = [c.name for c in self.columns if c.kind == "class" and all(map(contents.is_stage, self.values(c)))]
+        known = [c for c in self.columns if c.kind == "class" and c.distinct]
+        stages = [c.name for c in known if all(map(contents.is_stage, self.values(c)))]
         notes = tuple(f'split(source, by="{name}") has the sides that it names' for name in stages)
         masks, found = [c for c in files[1:] if has_word(c.name, MASKS)], list[Suggestion]()
         targets: list[ColumnReport | None] = [*masks[:1], *self.labels[:3]]
         for y in targets or [None]:
             fields: dict[str, Given] = {"x": x} if y is None else {"x": x, "y": self.target(y)}
             title = what if y is None else f"{what} with {y.name}"
-            found.append(Suggestion(title, Call("ManifestSource", path, fields, options), notes))
+            found.append(Suggestion(title, Call("ManifestSource", self.path, fields, options), notes))
             found += [sized_images(found[-1])] if what == "images" else []
         return found
 

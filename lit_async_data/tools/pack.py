@@ -15,11 +15,10 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from importlib import import_module
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import h5py
 import numpy as np
@@ -35,12 +34,10 @@ from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.hdf5.storage.codecs import LZ4, ZSTD, write_chunk
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
 from lit_async_data.sources.local_files import local_path
-from lit_async_data.system import usable_cores
-from lit_async_data.tools.call import Call, add_source_arguments, given_source
-from lit_async_data.tools.terminal import progress_bar
+from lit_async_data.tools.call import Call, add_source_arguments
+from lit_async_data.tools.inspect import given_call
+from lit_async_data.tools.terminal import INPUT_CHUNKS, Piece, Progress, in_threads, progress_bar
 
-# Decoded chunks of the input that stay in memory, and pieces per thread at a time.
-INPUT_CHUNKS, AHEAD = 2, 2
 # Bytes of samples that a thread reads and compresses at a time; and the most, where the chunks of the input need more.
 PIECE_BYTES, MOST_PIECE_BYTES = 4 * 2**20, 64 * 2**20
 # The group of the sections, where the parts of the input stay apart.
@@ -57,8 +54,6 @@ LEAST_SAVED, SHUFFLE_SAVED = 1 / 3, 0.02
 # The trial reads the input at several places: bytes at each, samples at each, number of places.
 TRIAL_BYTES, TRIAL_SAMPLES, TRIAL_PLACES = 512 * 1024, 128, 8
 TEXT = h5py.string_dtype()
-Progress = Callable[[str, int, int], object]
-_T = TypeVar("_T")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,12 +71,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     given = {name: getattr(arguments, name) for name in ("codec", "chunk", "columns", "keep_parts", "force")}
-    call = given_source(arguments.input, arguments)
-    if call.source == "ManifestSource" and not call.fields:
-        raise ConfigError(f"missing; which columns of {call.path}? For example --fields x=path y=label", "fields")
+    call = given_call(arguments.input, arguments)
     with contextlib.closing(call.build()) as source, progress_bar(sys.stderr) as progress:
         packed = pack(source, arguments.output, progress=progress, **given)
-    sys.stdout.write(report(packed, arguments.output))
+    suggested = "" if arguments.fields else f"as inspect suggests: {call.python().splitlines()[-1]}\n"
+    sys.stdout.write(suggested + report(packed, arguments.output))
 
 
 def report(packed: Packed, path: str) -> str:
@@ -182,23 +176,6 @@ def _check_output(source: Source, path: str, *, force: bool) -> None:
         raise ConfigError(f"{path}: exists already, and is not touched; give another name, or --force to replace it")
 
 
-def in_threads(
-    work: Callable[[Piece], _T], pieces: Iterable[Piece], step: str, source: Source, progress: Progress
-) -> Generator[tuple[Piece, _T], None, None]:
-    """Each piece, in order, with the result of some work on it, done in as many threads as there are cores."""
-    threads, sample_bytes, done = usable_cores(), source.spec.nbytes, 0
-    total = sample_bytes * len(source)
-    progress(step, 0, total)
-    waiting: collections.deque[tuple[Piece, Future[_T]] | None] = collections.deque()
-    with ThreadPoolExecutor(threads, f"lit_async_data {step}") as pool:
-        for piece in itertools.chain(pieces, itertools.repeat(None, AHEAD * threads)):
-            waiting.append((piece, pool.submit(work, piece)) if piece is not None else None)
-            if len(waiting) > AHEAD * threads and (first := waiting.popleft()):
-                yield first[0], first[1].result()
-                done += sample_bytes * len(first[0].samples)
-                progress(step, done, total)
-
-
 @dataclasses.dataclass(frozen=True)
 class PackedField:
     key: str  # also the name of the dataset
@@ -230,13 +207,6 @@ class PackedField:
         options: dict[str, Any] = {"classes": list(self.classes)} if self.classes and self.shape else {}
         options |= ({"null": "ignore"} if self.missing else {}) | ({"mask_and_scale": True} if unpacked else {})
         return {"name": self.key, **options} if options else self.key
-
-
-class Piece(NamedTuple):  # samples that one thread reads and compresses
-    group: str  # of their datasets; empty for the root
-    rows: int  # of these datasets
-    row: int  # of the first sample
-    samples: Indices
 
 
 @dataclasses.dataclass(frozen=True)

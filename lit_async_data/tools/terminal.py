@@ -1,15 +1,26 @@
-"""What reports are written of: tables, sections, and numbers for people; and the bar that shows progress."""
+"""What reports are written of: tables, sections, and numbers for people; work in threads, and its progress."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TextIO
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, TextIO, TypeVar
 
 from tqdm import tqdm
 
+from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.contract.source import Source
+from lit_async_data.system import usable_cores
+
 MOST_SHOWN = 12
+# Decoded chunks of the input that stay in memory, and pieces per thread at a time.
+INPUT_CHUNKS, AHEAD = 2, 2
+Progress = Callable[[str, int, int], object]
+_T = TypeVar("_T")
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -46,7 +57,7 @@ def indented(lines: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def progress_bar(stream: TextIO) -> Iterator[Callable[[str, int, int], None]]:
+def progress_bar(stream: TextIO) -> Iterator[Progress]:
     """Shows how many bytes of each step are done; in a log, every ten seconds."""
     every = 0.1 if stream.isatty() else 10.0
     bar: Any = None
@@ -61,3 +72,27 @@ def progress_bar(stream: TextIO) -> Iterator[Callable[[str, int, int], None]]:
             bar.update(done - bar.n)
 
         yield show
+
+
+class Piece(NamedTuple):  # samples that one thread works on
+    group: str  # of their datasets; empty for the root
+    rows: int  # of these datasets
+    row: int  # of the first sample
+    samples: Indices
+
+
+def in_threads(
+    work: Callable[[Piece], _T], pieces: Iterable[Piece], step: str, source: Source, progress: Progress
+) -> Generator[tuple[Piece, _T], None, None]:
+    """Each piece, in order, with the result of some work on it, done in as many threads as there are cores."""
+    threads, sample_bytes, done = usable_cores(), source.spec.nbytes, 0
+    total = sample_bytes * len(source)
+    progress(step, 0, total)
+    waiting: collections.deque[tuple[Piece, Future[_T]] | None] = collections.deque()
+    with ThreadPoolExecutor(threads, f"lit_async_data {step}") as pool:
+        for piece in itertools.chain(pieces, itertools.repeat(None, AHEAD * threads)):
+            waiting.append((piece, pool.submit(work, piece)) if piece is not None else None)
+            if len(waiting) > AHEAD * threads and (first := waiting.popleft()):
+                yield first[0], first[1].result()
+                done += sample_bytes * len(first[0].samples)
+                progress(step, done, total)

@@ -43,7 +43,7 @@ def test_a_folder_is_a_table_or_classes(name, source):
 @pytest.mark.parametrize(
     ("paths", "typed", "said"),
     [
-        (["x.h5"], ["--image-size", "8"], "image_size: HDF5Source has no such option"),
+        (["x.h5"], ["--delimiter", ";"], "delimiter: HDF5Source has no such option"),
         (["scans"], [], r"scans is a folder of HDF5 files; write scans/\*.h5"),
         (["t.csv", "u.csv"], [], "t.csv is a table or a folder; give one"),
     ],

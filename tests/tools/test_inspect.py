@@ -1,20 +1,28 @@
 """What ``inspect`` suggests for files, tables and folders can be meant, and both lines read it."""
 
 import contextlib
+import datetime as dt
+import decimal
 import json
 import re
+import textwrap
 from pathlib import Path
 
 import h5py
 import numpy as np
+import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from pyarrow import csv, parquet
-from support.files import examples
-from support.lines import built_by_python, check, check_said, only, sides
+from support.files import examples, writers
+from support.lines import built_by_python, check, check_said, first_batch, only, sides
+from support.sources.oracle import read
 
-from lit_async_data import Field, HDF5Source
+from lit_async_data import Field, HDF5Source, ManifestSource
 from lit_async_data.__main__ import main
+from lit_async_data.errors import AsyncDataError
 from lit_async_data.tools import inspect
 from lit_async_data.tools.inspect import hdf5_report, layout_of, report_on, table_report
 
@@ -54,7 +62,7 @@ def test_wrong_input_ends_with_one_line_and_status_2(capsys, folder):
         str(folder): f"{folder} is a folder of HDF5 files; write {folder}/*.h5",
         "empty": "empty has no folders; it needs one for each class",
         "sheet.xlsx": "pandas.read_excel('sheet.xlsx')",
-        "t.csv x.h5": "t.csv is a table or a folder; give one",
+        "t.csv u.csv": "t.csv is a table or a folder; give one",
         "x.h5 --image-size 8": "image-size: describes what --check-all reads; add",
     }.items():
         assert main(["inspect", *arguments.split()]) == 2
@@ -174,10 +182,31 @@ MEANT = [
 ]
 
 
-@pytest.mark.parametrize(("write", "suggested", "noted", "never"), MEANT)
-def test_what_is_suggested_can_be_meant(write, suggested, noted, never):
+@pytest.mark.parametrize(("write", "suggested", "noted", "never"), [*MEANT, *writers.LAYOUTS])
+def test_what_is_suggested_can_be_meant_and_packed(write, suggested, noted, never, capsys):
     write("x.h5") if callable(write) else examples.datasets("x.h5", write)
-    check_said(hdf5_report(["x.h5"]), suggested, noted, never)
+    report = hdf5_report(["x.h5"])
+    check_said(report, suggested, noted, never)
+    capsys.readouterr()
+    fails = not report.suggestions or write is UNLABELLED  # of which one sample cannot be read
+    assert main(["pack", "x.h5", "-o", "packed.h5"]) == (2 if fails else 0)
+    told = capsys.readouterr()
+    assert ("--fields x=NAME y=NAME" in told.err) == (not report.suggestions)
+    for each in () if fails else report.suggestions[:1]:
+        printed = textwrap.dedent(told.out.partition("Read it with\n")[2])
+        with contextlib.closing(each.call.build()) as source, contextlib.closing(built_by_python(printed)) as packed:
+            values, others = (read(of, np.arange(len(of))) for of in (source, packed))
+            for key, found in values.items():
+                assert np.array_equal(found, others[key], equal_nan=True), key
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.sampled_from(writers.NAMES), st.tuples(*map(st.sampled_from, writers.VALUES)), min_size=1))
+def test_what_is_suggested_for_any_datasets_gives_batches(given):
+    examples.datasets("x.h5", {name: np.zeros(shape, dtype) for name, (shape, dtype) in given.items()})
+    for each in hdf5_report(["x.h5"]).suggestions:
+        with contextlib.closing(built_by_python(each.call.python())) as source:
+            assert set(first_batch(source)) == set(each.batch)
 
 
 def test_one_file_per_sample_is_no_file_of_rows():
@@ -295,3 +324,110 @@ def test_a_column_that_can_be_no_field_says_why():
 )
 def test_a_short_axis_holds_the_channels(shape, axis, layout):
     assert layout_of(shape, axis) == layout
+
+
+def slices(count=4, **datasets):
+    for number in range(count):
+        examples.datasets(f"slice_{number}.h5", datasets | {"patient": np.full(5, 100 + number)})
+
+
+@pytest.mark.parametrize("shape", [(24, 24, 4), (20, 24, 4), (20, 24)])
+def test_a_file_per_slice_has_its_mask(shape):
+    slices(image=np.zeros(shape), mask=np.zeros((*shape[:2], 3), "u1"))
+    suggestion = only(hdf5_report(["slice_*.h5"]))
+    assert '{"x": "image", "y": "mask"}, sample="group"' in suggestion.call.python()
+    check(suggestion)
+
+
+def grouped():
+    examples.datasets("slice_0.h5", {f"d/rat_{n}/x": np.zeros((9, 4)) for n in range(4)})
+
+
+def imaged():
+    examples.datasets("slice_0.h5", {f"d/{n}.x": np.zeros((9, 8, 3), "u1") for n in range(10)})
+
+
+WAYS = [
+    (lambda: slices(x=np.zeros((5, 4))), "patient", [100, 101, 102, 103], "patient"),
+    (lambda: slices(x=np.zeros((5, 4))), "no", [103, 101, 102, 100], None),
+    (lambda: slices(x=np.zeros((5, 4))), "scan", [f"slice_{n}" for n in range(6)], "file"),
+    (lambda: slices(1, x=np.zeros((5, 4)), exam_id=np.arange(5) + 70), "exam", np.arange(70, 75), "exam_id"),
+    (lambda: slices(1, x=np.zeros((5, 4)), exam_id=np.arange(5) + 70), "exam_id", np.arange(80), "exam_id"),
+    (lambda: slices(1, x=np.zeros((5, 4)), label=np.arange(5)), "row", np.arange(80), None),
+    (grouped, "rat number", [f"rat_{n}" for n in range(5)], "group"),
+    (imaged, "name", [f"{n}.x" for n in range(10)], "group"),
+]
+
+
+@pytest.mark.parametrize(("write", "column", "values", "what"), WAYS)
+def test_rows_of_a_table_belong_to_what_a_column_names_exactly(write, column, values, what):
+    write()
+    kinds, names = ["a", "b", "a"], {column: list(values)}
+    csv.write_csv(pa.table(names | {"diagnosis": [kinds[n % 3] for n in range(len(values))]}), "patients.csv")
+    report = report_on(["slice_*.h5", "patients.csv"])
+    suggestion = only(report)
+    assert suggestion.call.options.get("on") == (what if what in (None, column) else {column: what})
+    assert ("y has 2 classes: a, b" in suggestion.notes) == (what is not None)
+    assert any("no column of patients.csv names files" in note for note in report.notes) == (what is None)
+    check(suggestion)
+
+
+D = decimal.Decimal
+WHEN = dt.date(2026, 1, 2)
+ARROW = [(kind, [1, 2, 3]) for kind in (pa.int8(), pa.uint16(), pa.int64(), pa.uint64(), pa.float32(), pa.float64())]
+ARROW += [
+    (kind, [1, None, 3]) for kind in (pa.int32(), pa.float64(), pa.timestamp("us"), pa.time64("us"), pa.duration("s"))
+]
+ARROW += [
+    (kind, ["b", "a", None])
+    for kind in (pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int8(), pa.string()))
+]
+ARROW += [
+    (kind, [None] * 3)
+    for kind in (pa.null(), pa.string(), pa.int64(), pa.float32(), pa.binary(), pa.list_(pa.string()))
+]
+ARROW += [(pa.list_(kind), [[1, 2], None, [3, 4]]) for kind in (pa.int64(), pa.float32(), pa.uint8())]
+ARROW += [(pa.list_(pa.string()), each) for each in ([["blue"], [], ["red", "blue"]], [["a.png"], ["b.png"], None])]
+ARROW += [
+    (pa.uint64(), [2**63, 1, 2]),
+    (pa.float16(), np.array([1, 2, 3], "f2")),
+    (pa.float64(), [float("nan"), 1, 2]),
+    (pa.bool_(), [True, False, True]),
+    (pa.date32(), [WHEN] * 3),
+    (pa.date64(), [WHEN] * 3),
+    (pa.decimal128(9, 2), [D("1.25"), D(2), D(3)]),
+    (pa.decimal256(40, 0), [D(1), D(2), None]),
+    (pa.string(), ["1", "2", "3"]),
+    (pa.string(), ["1,5", "2", "3"]),
+    (pa.string(), ["[1, 2]", "[2]", "[]"]),
+    (pa.string(), ["s3://a", "s3://b", "s3://c"]),
+    (pa.binary(4), [b"abcd"] * 3),
+    (pa.list_(pa.int64(), 2), [[1, 2]] * 3),
+    (pa.list_(pa.int64()), [[1], [1, 2], []]),
+    (pa.list_(pa.list_(pa.int64())), [[[1]], [[2]], [[3]]]),
+    (pa.list_(pa.date32()), [[WHEN]] * 3),
+    (pa.struct({"a": pa.int64()}), [{"a": 1}] * 3),
+    (pa.struct({"bytes": pa.binary(), "path": pa.string()}), [{"bytes": b"no image", "path": "a"}] * 3),
+    (pa.struct({"bytes": pa.binary(), "path": pa.string()}), [{"bytes": examples.JPEG.tobytes(), "path": "a"}] * 3),
+    (pa.map_(pa.string(), pa.int64()), [[("a", 1)]] * 3),
+    *((pa.string(), [f"a.{suffix}"] * 3) for suffix in ("png", "npy", "npz", "wav", "txt")),
+]
+
+
+@pytest.mark.parametrize(("kind", "values"), ARROW, ids=lambda given: str(given)[:40])
+def test_a_column_is_what_a_table_source_makes_of_it(kind, values):
+    Image.new("RGB", (8, 8)).save("a.png")
+    np.save("a.npy", np.zeros(3)), np.savez("a.npz", x=1), Path("a.wav").write_bytes(b"RIFF....WAVEfmt ")
+    parquet.write_table(pa.table({"c": pa.array(values, kind), "other": [0, 1, 2]}), "t.parquet")
+    column = table_report("t.parquet").columns[0]
+    dropped = 0 < column.missing < 3
+    why, expected = "", None
+    try:
+        source = ManifestSource("t.parquet", {"x": {"name": "c", "null": "drop"} if dropped else "c"})
+        field, kind = source.spec["x"], source.chunks.reading
+        expected = "image" if len(field.shape) == 3 else "npy" if kind == "opened" else "number"
+        expected = "class" if field.classes else expected
+        assert len(source) == 3 - column.missing
+    except AsyncDataError as error:
+        why = error.message
+    assert (column.kind, column.why) == (expected, why)

@@ -1,5 +1,6 @@
 """`pack`: values, types and places survive; the result is read by the fast way; errors name what to do."""
 
+import contextlib
 import os
 import re
 import resource
@@ -11,6 +12,7 @@ import h5py
 import numpy as np
 import pyarrow.csv
 import pytest
+from support.files import examples
 
 from lit_async_data import Field, HDF5Source, StorageLayout
 from lit_async_data.__main__ import main
@@ -222,6 +224,23 @@ def test_hdf5_files_become_one_and_the_printed_line_reads_it(scans, out, capsys)
     assert np.array_equal(packed[13]["x"].transpose(1, 2, 0), VALUES[13])
 
 
+@pytest.mark.parametrize("fields", [[], ["--fields", "x=frames", "y=label"], ["--fields", "x=demo_0/frames"]])
+def test_encoded_images_are_decoded_in_the_size_that_is_given(tmp_path, out, fields, capsys):
+    examples.jpegs(path := str(tmp_path / "demos.h5"))
+    with h5py.File(path, "a") as file:
+        for number in range(2):
+            file.move("variable" if number else "text", f"demo_{number}/frames")
+            file[f"demo_{number}/label"] = np.arange(6)
+        for name in file.keys() - {"demo_0", "demo_1"}:
+            del file[name]
+    for size, shape in ((["5", "6"], (3, 5, 6)), ([], (3, 10, 12))):
+        given = ["--force", *fields, *(["--group", "demo_*"] if "y=label" in fields else [])]
+        given += ["--image-size", *size] if size else []
+        assert main(["pack", path, "-o", out, *given]) == 0, capsys.readouterr().err
+        with contextlib.closing(HDF5Source(out, {"x": "x"}, layout={"x": "NHWC"})) as packed:
+            assert (packed.spec["x"].shape, len(packed)) == (shape, 6 if "x=demo_0/frames" in fields else 12)
+
+
 def packed_year(h5, name, scale):
     path = h5(name, t2m=np.arange(8, dtype="i2").reshape(4, 2), plain=np.ones((4, 2), "f4"))
     with h5py.File(path, "r+") as file:
@@ -253,9 +272,12 @@ def test_values_that_are_packed_in_several_ways_cannot_share_attributes(h5, out,
         (["{h5}", "-o", "{h5}", "--force"], "is also the input"),
         (["{h5}", "-o", "{folder}/taken.h5"], "taken.h5: exists already, and is not touched"),
         (["{h5}", "-o", "{out}", "--codec", "none", "--chunk", "2"], "chunk: 2: chunks need a codec"),
-        (["t.csv", "-o", "{out}"], "fields: missing; which columns of t.csv"),
+        (
+            ["{h5}", "-o", "{out}", "--fields", "x=data", "--image-size", "8"],
+            "image_size: no field holds encoded images",
+        ),
         (["{h5}", "-o", "{folder}"], "is a folder; give the name of a file"),
-        (["{h5}", "-o", "{out}", "--columns", "data"], "'data' cannot name a dataset, or names two"),
+        (["{h5}", "-o", "{out}", "--columns", "x"], "'x' cannot name a dataset, or names two"),
     ],
 )
 def test_a_wrong_argument_ends_with_2_and_names_it(h5, out, capsys, given, message):

@@ -222,7 +222,7 @@ PROBED_VALUES = 512
 NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
 HEAD_BYTES = 16
 NAMES_SHOWN = 12
-ADVICE = "; choose datasets by fields={…}, as python -m lit_async_data inspect suggests"
+ADVICE = "; python -m lit_async_data inspect lists the datasets and suggests fields"
 
 
 class Located:
