@@ -65,7 +65,7 @@ BUDGET = {
     "sources/images": 1030,
     "sources/manifest": 1720,
     "sources/table": 1880,
-    "tools": 1920,
+    "tools": 1910,
 }
 MOST_README_LINES = 15
 

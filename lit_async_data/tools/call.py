@@ -16,10 +16,9 @@ import lit_async_data
 from lit_async_data.errors import ConfigError
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.local_files import expanded, local_path
-from lit_async_data.sources.manifest.columns import HDF5
+from lit_async_data.sources.manifest.columns import HDF5, Given
 from lit_async_data.sources.table.table import is_table
 
-Given = str | Sequence[str] | Mapping[str, Any]
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "fields": {"nargs": "+", "metavar": "KEY=NAME", "help": "datasets, attributes (NAME@ATTRIBUTE) or columns, by key"},
     "layout": {"nargs": "+", "metavar": "KEY=NHWC", "help": "letters of the stored axes (HDF5)"},
@@ -50,8 +49,8 @@ class Call:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def build(self) -> Source:
-        build = operator.attrgetter(self.source)(lit_async_data)
-        return cast("Source", build(self.path, *[dict(self.fields)] * bool(self.fields), **self.options))
+        given = self.path, *[dict(self.fields)] * bool(self.fields)
+        return cast("Source", operator.attrgetter(self.source)(lit_async_data)(*given, **self.options))
 
     def python(self) -> str:
         given = [_written(each) for each in (self.path, self.fields) if each]
@@ -104,10 +103,8 @@ def given_source(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
     fields: dict[str, Any] = _by_key(options.pop("fields", ()))
     if others := options.keys() - set(_SOURCES[source][3]):
         raise ConfigError(f"{source} has no such option; leave it out", min(others))
-    if layout := options.get("layout"):
-        options["layout"] = _by_key(layout) if "=" in layout[0] else layout[0]
-    if size := options.get("image_size"):
-        options["image_size"] = tuple(size) if size[1:] else size[0]
+    options |= {"layout": _by_key(each) if "=" in each[0] else each[0]} if (each := options.get("layout")) else {}
+    options |= {"image_size": tuple(each) if each[1:] else each[0]} if (each := options.get("image_size")) else {}
     for key, name in fields.items() if source == "HDF5Source" else ():
         fields[key] = dict(zip(("name", "attr"), name.split("@", 1), strict=True)) if "@" in name else name
     return Call(source, files if files[1:] else files[0], fields, {**options, "table": table} if table else options)
@@ -116,8 +113,8 @@ def given_source(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
 def source_of(paths: Sequence[str]) -> tuple[str, list[str], str]:
     """The class, its files, and the table beside HDF5 files; empty if there is none."""
     every = list(map(expanded, paths))
-    files, tables = [each for each in every if not is_table(each)], list(filter(is_table, every))
-    files = files if len(tables) == 1 and files else every
+    tables = list(filter(is_table, every))
+    files = [each for each in every if each not in tables] if len(tables) == 1 < len(every) else every
     folder = os.path.isdir(local_path(path := files[0]))  # which refuses an address
     ends = {os.path.splitext(name)[1].lower() for name in os.listdir(path)} if folder else set[str]()
     if found := sorted(ends & set(HDF5)):

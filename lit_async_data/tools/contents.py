@@ -430,20 +430,13 @@ def _verified(each: Suggestion, tried: int) -> Suggestion:
             try:
                 source[sample]
             except AsyncDataError as error:
-                lost.append(sample)
-                none, other = (
-                    len(lost) == sample + 1,
-                    " expected; " in str(error),
-                )  # another shape than that of the first
-                if other if not none else sample + 1 == min(tried, len(source)):
+                lost.append(sample)  # or has another shape than the first that can be read
+                none = len(lost) == sample + 1
+                if sample + 1 == min(tried, len(source)) if none else " expected; " in str(error):
                     raise
         batch = {key: {"dtype": str(it.dtype), "shape": it.shape} for key, it in source.spec.items()}
         first, notes = next(sample for sample in range(few) if sample not in lost), [*each.notes, *_notes(source)]
-        bad = (
-            f"the first that can be read is sample {first}"
-            if first
-            else f"sample {min(lost, default=0)} cannot be read"
-        )
+        bad = f"the first that can be read is sample {first}" if first else f"sample {[*lost, 0][0]} cannot be read"
         notes += [f"{bad}: --check-all lists the bad ones"] * bool(lost)
         return Suggestion(each.title, each.call, tuple(notes), len(source), batch, source.chunks.reading)
 
@@ -452,7 +445,7 @@ def _notes(source: Source) -> list[str]:
     x, y, notes = source.spec.get("x"), source.spec.get("y"), list[str]()
     if y is not None and not y.shape and y.classes:
         notes.append(f"y has {len(y.classes)} classes: {', '.join(y.classes[:4])}{', …' * (len(y.classes) > 4)}")
-    if y is not None and len(y.shape) == 1 and not y.classes:
+    if y is not None and len(y.shape) == 1 and isinstance(source, HDF5Source):
         notes.append(f'y has {y.shape[0]} columns: {{"name": …, "column": 0}} takes one')
     if wide := " and ".join(key for key, each in source.spec.items() if each.dtype == np.float64):
         how = 'dtype="float32" of a field, or "int64" for classes'

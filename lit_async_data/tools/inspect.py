@@ -37,7 +37,7 @@ from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
 from lit_async_data.sources.local_files import files_matching, is_pattern
-from lit_async_data.sources.manifest.columns import FILES, Column, kind_of, kind_of_path
+from lit_async_data.sources.manifest.columns import FILES, Column, Given, kind_of, kind_of_path
 from lit_async_data.sources.manifest.fields import Fields
 from lit_async_data.sources.manifest.files import RootDirectory
 from lit_async_data.sources.table.embedded import EmbeddedFiles
@@ -45,7 +45,7 @@ from lit_async_data.sources.table.formats import TextFormat, arrow, is_number, i
 from lit_async_data.sources.table.labels import Null
 from lit_async_data.sources.table.table import Table, TableReader, column_names, files_of
 from lit_async_data.tools import contents
-from lit_async_data.tools.call import ARGUMENTS, IMAGE, Call, Given, add_source_arguments, given_source, source_of
+from lit_async_data.tools.call import ARGUMENTS, IMAGE, Call, add_source_arguments, given_source, source_of
 from lit_async_data.tools.check_all import check_all
 from lit_async_data.tools.contents import PLAIN, SPACE, ColumnReport, Dataset, Report, Scope, Suggestion, has_word
 from lit_async_data.tools.terminal import as_json
@@ -93,12 +93,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def given_call(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
-    """Without ``--fields``, the source that ``inspect`` suggests. Encoded images in HDF5 files are decoded."""
+def given_call(paths: Sequence[str], arguments: argparse.Namespace, *, whole: bool = False) -> Call:
+    """Without ``--fields``, the source that ``inspect`` suggests, or ``whole`` files. Encoded images are decoded."""
     call = given_source(paths, arguments)
     if call.fields and call.source != "HDF5Source":
         return call
-    report = report_on(paths)
+    report = report_on(paths, suggest=not call.fields or "table" in call.options)
     if not report.suggestions and not call.fields:
         why = f"python -m lit_async_data inspect {shlex.join(paths[:3])} says why; name them: --fields x=NAME y=NAME"
         raise ConfigError(f"nothing in {paths[0]} looks like samples; {why}", "fields")
@@ -113,13 +113,14 @@ def given_call(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
                 images[key] = {"name": names[key], **n.decoding, **image}
         if image and not images:
             raise ConfigError("no field holds encoded images; leave it out", min(image))
-    return dataclasses.replace(call, fields=fields | images, options=options)
+    path = call.path if whole or call.fields else found.path
+    return dataclasses.replace(call, path=path, fields=fields | images, options=options)
 
 
-def report_on(given: Sequence[str]) -> Report:
+def report_on(given: Sequence[str], *, suggest: bool = True) -> Report:
     source, paths, table = source_of(given)
     if source in ("ManifestSource", "HDF5Source"):
-        return hdf5_report(paths, table) if source == "HDF5Source" else table_report(paths[0])
+        return hdf5_report(paths, table, suggest=suggest) if source == "HDF5Source" else table_report(paths[0])
     report, folders = Report("folder", paths), Suggestion("a folder for each class", Call(source, paths[0]))
     with heard(report.notes):
         report.suggest([folders, sized_images(folders)])
@@ -128,7 +129,7 @@ def report_on(given: Sequence[str]) -> Report:
     return report
 
 
-def hdf5_report(given: Sequence[str], table: str = "") -> Report:
+def hdf5_report(given: Sequence[str], table: str = "", *, suggest: bool = True) -> Report:
     matched = [files_matching(each) if is_pattern(each) else [each] for each in given]
     paths = contents.of_training(dict.fromkeys(itertools.chain.from_iterable(matched)))
     first, report, columns = paths[0], Report("HDF5", paths), _Columns(table) if table else None
@@ -149,7 +150,7 @@ def hdf5_report(given: Sequence[str], table: str = "") -> Report:
                 found = [one for each, way in itertools.product(found, ways) for one in _joined(each, columns, way)]
             elif columns and found:
                 report.notes.append(f"no column of {table} names files or groups, or has ids that are in the files")
-            report.suggest(found)
+            report.suggest(found if suggest else [])
             report.groups += [{"name": scope.group, "count": scope.count}] if scope.group else []
             report.datasets += scope.nodes
     report.bytes = sum(map(os.path.getsize, paths))
@@ -448,16 +449,14 @@ class _Columns:
 
     def _root(self, paths: Sequence[str]) -> str:
         """The folder from which paths lead to files, as ``root``; empty for the folder of the table."""
-        if not paths:
-            return ""
-        if os.path.isabs(paths[0]):
-            above = os.path.commonpath([os.path.dirname(each) for each in paths if os.path.isabs(each)])
+        ends, absolute = (*paths[:1], *paths[-1:]), [os.path.dirname(each) for each in paths if os.path.isabs(each)]
+        if absolute:
+            above = os.path.commonpath(absolute)
             return "" if os.path.commonpath([above, self.folder]) == self.folder else above
         below = sorted(entry.path for entry in os.scandir(self.folder) if entry.is_dir())
-        for place in (self.folder, *below, os.path.dirname(self.folder), os.getcwd()):
-            if all(os.path.exists(os.path.join(place, each)) for each in (paths[0], paths[-1])):
-                return "" if place == self.folder else os.path.relpath(place)
-        return ""
+        places = (self.folder, *below, os.path.dirname(self.folder), os.getcwd())
+        fitting = (place for place in places if all(os.path.exists(os.path.join(place, each)) for each in ends))
+        return "" if (found := next(fitting, self.folder)) == self.folder else os.path.relpath(found)
 
     def _of_files(self, column: ColumnReport, folder: str) -> Given:
         found = dict[str, Any]()

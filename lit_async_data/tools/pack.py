@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     given = {name: getattr(arguments, name) for name in ("codec", "chunk", "columns", "keep_parts", "force")}
-    call = given_call(arguments.input, arguments)
+    call = given_call(arguments.input, arguments, whole=True)
     with contextlib.closing(call.build()) as source, progress_bar(sys.stderr) as progress:
         packed = pack(source, arguments.output, progress=progress, **given)
     suggested = "" if arguments.fields else f"as inspect suggests: {call.python().splitlines()[-1]}\n"

@@ -30,7 +30,10 @@ from lit_async_data.tools.inspect import hdf5_report, layout_of, report_on, tabl
 @pytest.mark.parametrize("sizes", [1, 3])
 def test_a_folder_of_classes(folder, sizes, capsys):
     examples.class_folders("photos", sizes)
-    suggestion = only(report_on(["photos"]))
+    Path("photos/auk/Thumbs.db").touch()
+    report = report_on(["photos"])
+    assert [each.partition("skipped")[2] for each in report.notes] == [" files that are neither images nor .npy: 1 .db"]
+    suggestion = only(report)
     size = "" if sizes == 1 else " data.source.image_size=224"
     assert suggestion.call.command() == f"python train.py data=folder data.source.root=photos{size}"
     check(suggestion)
@@ -108,6 +111,9 @@ def test_files_of_other_stages_are_left_out():
     suggestion = only(hdf5_report(["*.h5"]))
     assert suggestion.call.path == "train.h5"
     check(suggestion)
+    assert main(["pack", *(f"{stage}.h5" for stage in ("train", "val", "test")), "-o", "all.h5"]) == 0
+    with h5py.File("all.h5") as file:
+        assert len(file["x"]) == 32  # of all files that are named
 
 
 def test_several_files_are_parts_of_one_source_by_a_pattern_that_matches_only_them():
@@ -303,12 +309,6 @@ def test_what_is_suggested_for_a_table_can_be_meant(rows, suggested, noted):
     header, _, rest = rows.partition("\n")
     Path("t.csv").write_text(f"{header}\n{rest * 6}")
     check_said(table_report("t.csv"), suggested, noted)
-
-
-def test_a_column_that_can_be_no_field_says_why():
-    Path("t.jsonl").write_text('{"a": 1, "b": {"c": 2}}\n')
-    fitting, other = table_report("t.jsonl").columns
-    assert (fitting.why, other.why.partition(",")[0]) == ("", "holds struct<c: int64>")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ import numpy as np
 
 from support.files import examples
 
-ROWS, STACK, TEXT = np.zeros((30, 20), "f4"), np.zeros((12, 16, 20), "u2"), h5py.string_dtype()
+ROWS, STACK = np.arange(600, dtype="f4").reshape(30, 20), np.arange(3840, dtype="u2").reshape(12, 16, 20)
+TEXT = h5py.string_dtype()
 
 
 def written(datasets, **attributes):
