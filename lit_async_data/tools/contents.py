@@ -49,7 +49,6 @@ _METADATA = {"kind": "metadata"}
 # By members or attributes of a group: Keras; Loom, whose columns are cells; Imaris; SLEAP, with frames last; AnnData.
 _FORMATS: dict[str, dict[str, dict[str, Any]]] = {
     "weight_names": {".*": _METADATA},
-    "layer_names": {".*": _METADATA},
     "matrix col_attrs": {"matrix|layers/.*": {"samples": 1}, "(row_attrs|row_graphs|col_graphs)/.*": _METADATA},
     "DataSet DataSetInfo": {"DataSet/ResolutionLevel [1-9].*|Thumbnail/.*": _METADATA},
     "tracks node_names": {"tracks|.*_scores": {"samples": -1}, "edge_inds": _METADATA},

@@ -180,13 +180,19 @@ def _ways(columns: _Columns, scope: Scope, group: OpenGroup) -> Iterator[Given]:
         with contextlib.suppress(AsyncDataError):  # no text or whole numbers
             ids[name] = set(inspect_field(group, "x", Field(name, kind="text"), None)["x"].texts)
     for column in (c for c in columns.columns if c.distinct == len(columns.table) and not c.missing):
-        name, values, first = column.name, set(columns.table.encoded(column.name)[1]), ends_of(scope.first)
+        name, values, first = column.name, set[str](), ends_of(scope.first)
+        with contextlib.suppress(AsyncDataError):
+            values = set(columns.table.encoded(name)[1])
         if ids.get(name, set()) & values:  # the source says which have no row
             yield name
         if _KEY.fullmatch(name):
             files = any(values.intersection(ends_of(os.path.abspath(path))) for path in scope.paths)
             groups = values.intersection(first) or any(f"{p}/{v}" in group.file for v in values for p in parents)
-            named = ["file"] * files + ["group"] * bool(groups) + [field for field, own in ids.items() if own == values]
+            named = (
+                ["file"] * files
+                + ["group"] * bool(groups)
+                + [field for field, own in ids.items() if own == values != set()]
+            )
             yield from ({name: what} for what in named)
 
 
@@ -394,14 +400,12 @@ class _Columns:
 
     def __init__(self, path: str) -> None:
         self.path, self.files, self.options = path, files_of(path), dict[str, Any]()
-        first, names = self.files[0], column_names(self.files[0])
+        first, names = os.path.abspath(self.files[0]), column_names(self.files[0])
         if len(names) == 1 and (found := [each for each in ",;\t|" if each in names[0]]):
             self.options["delimiter"] = found[0]
             names = column_names(first, TextFormat(found[0]))
-        self.table = Table.of(
-            os.path.abspath(first), [name for name in names if name], text_format=TextFormat(**self.options)
-        )
-        self.folder = os.path.dirname(os.path.abspath(first))
+        wanted, text_format = [name for name in names if name], TextFormat(**self.options)
+        self.table, self.folder = Table.of(first, wanted, text_format=text_format), os.path.dirname(first)
         with heard([]):  # whether columns of ids are classes
             self.columns = [_column(self.table, name, RootDirectory(self.folder)) for name in self.table.names]
         few = min(max(len(self.table) // 2, 2), len(self.table) - 1)
@@ -440,11 +444,11 @@ class _Columns:
 
     def values(self, column: ColumnReport) -> list[Any]:
         array = self.table.array(column.name)
-        return [] if isinstance(array, EmbeddedFiles) else list(array.unique().drop_null().to_pylist())
+        return [] if column.distinct is None else list(array.unique().drop_null().to_pylist())
 
     def target(self, column: ColumnReport) -> Given:
         if column.kind in _FILES:
-            return {"name": column.name, "mode": "P"}
+            return {"name": column.name, "mode": "P", **({"null": "drop"} if column.missing else {})}
         return named(column.name, {"null": "drop"} if column.missing else {})
 
     def _root(self, paths: Sequence[str]) -> str:
@@ -459,7 +463,7 @@ class _Columns:
         return "" if (found := next(fitting, self.folder)) == self.folder else os.path.relpath(found)
 
     def _of_files(self, column: ColumnReport, folder: str) -> Given:
-        found = dict[str, Any]()
+        found: dict[str, Any] = {"null": "drop"} if column.missing else {}
         if column.kind == "hdf5" and "dataset" not in self.table.names:
             with contextlib.suppress(AsyncDataError):  # the source says what is wrong with a file
                 first = os.path.join(folder, str(self.table.first(column.name)))

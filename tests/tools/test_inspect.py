@@ -297,6 +297,7 @@ def test_absolute_paths_start_from_the_folder_that_all_of_them_are_in(folder, ta
 TABLES = [
     ("0.png,1\n1.png,0\n", None, "the first line looks like data (0.png)"),
     ("path,label,row\nx.h5,0,0\nx.h5,1,1\nx.h5,0,2\n", '{"name": "path", "dataset": "images"', ""),
+    ("path,label\na.png,0\n,1\na.png,1\n", '{"name": "path", "null": "drop"}, "y": "label"', ""),
     ("a,tags\n" + "1,\n2,c\n3,b\n4,c\n", '{"name": "tags", "null": "drop"}', ""),
     ("a,b,target,when\n" + "1,.5,1,x\n2,1,0,x\n3,2,1,x\n4,3,0,x\n", '{"x": ["a", "b"], "y": "target"}', ""),
     ("a,species,kinds\n" + "1,b,p\n2,c,p\n3,b,q\n4,c,q\n", '"y": "species"', ""),
@@ -305,7 +306,7 @@ TABLES = [
 
 @pytest.mark.parametrize(("rows", "suggested", "noted"), TABLES)
 def test_what_is_suggested_for_a_table_can_be_meant(rows, suggested, noted):
-    examples.images("x.h5")
+    examples.images("x.h5"), Image.new("RGB", (8, 9)).save("a.png")
     header, _, rest = rows.partition("\n")
     Path("t.csv").write_text(f"{header}\n{rest * 6}")
     check_said(table_report("t.csv"), suggested, noted)
@@ -363,12 +364,13 @@ WAYS = [
 def test_rows_of_a_table_belong_to_what_a_column_names_exactly(write, column, values, what):
     write()
     kinds, names = ["a", "b", "a"], {column: list(values)}
-    csv.write_csv(pa.table(names | {"diagnosis": [kinds[n % 3] for n in range(len(values))]}), "patients.csv")
-    report = report_on(["slice_*.h5", "patients.csv"])
+    names |= {"score": np.arange(len(values)) / 2, "diagnosis": [kinds[n % 3] for n in range(len(values))]}
+    parquet.write_table(pa.table(names), "patients.parquet")
+    report = report_on(["slice_*.h5", "patients.parquet"])
     suggestion = only(report)
     assert suggestion.call.options.get("on") == (what if what in (None, column) else {column: what})
     assert ("y has 2 classes: a, b" in suggestion.notes) == (what is not None)
-    assert any("no column of patients.csv names files" in note for note in report.notes) == (what is None)
+    assert any("no column of patients.parquet names files" in note for note in report.notes) == (what is None)
     check(suggestion)
 
 

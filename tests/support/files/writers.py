@@ -72,7 +72,7 @@ LAYOUTS = [
     (written({**SCAN, "entry/data/counts": ROWS}, **NEXUS, entry__data__axes=["mr", "energy"]), None, "no dataset", ""),
     (KERAS, None, "no dataset looks", ""),
     (
-        written({"d/d/kernel:0": ROWS, "d/d/x": ROWS}, layer_names=["d"], d__weight_names=["d/kernel:0"]),
+        written({"d/d/kernel:0": ROWS, "d/d/x": ROWS}, d__weight_names=["d/kernel:0"]),
         None,
         "no dat",
         "",
