@@ -1,8 +1,5 @@
 """`AsyncDataModule`: how it describes, hands out and closes loaders, and makes the batches of a training step again."""
 
-import re
-import threading
-
 import numpy as np
 import pytest
 import torch
@@ -81,26 +78,6 @@ def test_a_described_loader_that_no_longer_fits_is_built_anew(change):
     next(loader)
     assert len(loader) == {"batch_size": 50, "source": 5, "close": 100}[change]
     dm.close()
-
-
-class Unpicklable:
-    def __init__(self):
-        self.lock = threading.Lock()
-
-    def __call__(self, sample):
-        return sample
-
-
-@pytest.mark.processes
-def test_what_cannot_go_to_a_reader_process_is_said_before_the_first_batch():
-    dm = dm_of(sample_transform={"train": Unpicklable()})
-    why = r"sample_transform.train, stage train cannot be pickled \(TypeError: .*\)"
-    assert re.search(rf"^ +no workers \({why}\): the training loop reads: ", dm.describe(["train"]), re.MULTILINE)
-    dm = dm_of(sample_transform={"train": Unpicklable()}, loader={"batch_size": 10, "worker_kind": "process"})
-    with pytest.raises(
-        ConfigError, match=rf"^worker_kind: .* cannot go to a reader process: {why}; .* worker_kind=thr"
-    ):
-        dm.describe(["train"])
 
 
 class Kept(Learning):

@@ -30,7 +30,6 @@ from support.lightning.trainer import (
     plan,
     readers,
     trainer,
-    with_and_without,
 )
 from torch.utils.data import DataLoader
 
@@ -43,39 +42,6 @@ from lit_async_data.testing import ArraySource
 NO_VAL = "ignore:You defined a `validation_step` but have no `val_dataloader`"
 MANY = "ignore:.*does not have many workers:UserWarning"
 pytestmark = [NO_STAGES, pytest.mark.filterwarnings(NO_VAL), pytest.mark.filterwarnings(MANY)]
-
-
-class Hooked(Learning):
-    def on_after_batch_transfer(self, batch, dataloader_idx):
-        self.seen.append(("after transfer", batch["x"].dtype))
-        return batch
-
-    def training_step(self, batch, number):
-        self.seen.append(("step", batch["x"].dtype))
-        assert torch.equal(batch["x"][:, 0].long(), batch["index"])
-        return self.layer(batch["x"][:, :1]).float().mean()
-
-    def validation_step(self, batch, number): ...
-
-
-@with_and_without
-@pytest.mark.filterwarnings("ignore:You have overridden `on_after_batch_transfer` in `LightningModule`")  # on purpose
-@pytest.mark.parametrize(
-    ("precision", "dtype"), [("bf16-mixed", torch.float32), ("bf16-true", torch.bfloat16), ("64-true", torch.float64)]
-)
-def test_batches_are_converted_before_any_hook_sees_them(callbacks, precision, dtype):
-    model = Hooked()
-    fit = trainer(*callbacks(), precision=precision)
-    convert = fit.precision_plugin.convert_input
-
-    def watched(batch):
-        model.seen.append(("convert", batch["x"].dtype))
-        return convert(batch)
-
-    fit.precision_plugin.convert_input = watched
-    fit.fit(model, datamodule=datamodule(train=CountingSource()))
-    per_batch = [("convert", torch.float32), ("after transfer", dtype), ("step", dtype)]
-    assert model.seen == per_batch * len(STORED)
 
 
 def overriding(*hooks):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.lightning.trainer import NAME, SAMPLES, CountingSource, Recorder, Stateful, datamodule, pl, plan, trainer
+from torch.utils.data import DataLoader
 
 import lit_async_data as lad
 from lit_async_data.errors import ResumeError
@@ -260,10 +261,11 @@ def test_an_epoch_that_is_cut_a_second_time_goes_on_again(tmp_path):
 def test_an_epoch_that_the_model_ends_is_over(tmp_path, callbacks):
     class Skips(Recorder):
         def on_train_batch_start(self, batch, number):
-            return -1 if (self.current_epoch, number) == (1, 2) else None
+            return -1 if number == 2 else None
 
     fit, dm = fitted(*callbacks(), max_epochs=2)
-    fit.fit(Skips(), datamodule=dm)
+    fit.fit(model := Skips(), datamodule=dm)
+    assert model.seen["train"] == [WHOLE[0][:2], WHOLE[1][:2]]
     fit.save_checkpoint(tmp_path / "at.ckpt")
     assert resumed(tmp_path / "at.ckpt", callbacks) == WHOLE[2:]
 
@@ -292,22 +294,36 @@ def order(epoch):
     return EpochPlan(length=SAMPLES, batch_size=1, shuffle="global", seed=0, epoch=epoch).samples(np.arange(SAMPLES))
 
 
+AT_END = "on_train_batch_end"
+LIMIT = {"limit_train_batches": 3}
+
+
 @pytest.mark.parametrize(
-    ("hook", "batches", "batch_size"),
+    ("place", "written", "loader", "then", "taken"),
     [
-        ("on_train_batch_end", 1, 3),
-        ("on_train_batch_end", 5, 1),
-        ("on_train_batch_end", 5, 8),
-        ("on_train_batch_end", STEPS, 3),
-        ("on_validation_start", STEPS, 8),
-        ("on_validation_end", STEPS, 2),
-        ("on_train_epoch_end", STEPS, 8),
+        ((AT_END, 1), {}, {"batch_size": 3}, {}, ((4, 22), (0, 22))),
+        ((AT_END, 5), {}, {"batch_size": 1}, {}, ((20, 22), (0, 22))),
+        ((AT_END, 5), {}, {"batch_size": 8}, {}, ((20, 22), (0, 22))),
+        ((AT_END, STEPS), {}, {"batch_size": 3}, {}, ((), (0, 22))),
+        (("on_validation_start", STEPS), {}, {"batch_size": 8}, {}, ((), (0, 22))),
+        (("on_validation_end", STEPS), {}, {"batch_size": 2}, {}, ((), (0, 22))),
+        (("on_train_epoch_end", STEPS), {}, {"batch_size": 8}, {}, ((), (0, 22))),
+        # With a limit, the epoch ends with the step that reaches it.
+        ((AT_END, 1), LIMIT, {"batch_size": 4}, LIMIT, ((4, 12), (0, 12))),
+        ((AT_END, 1), LIMIT, {"batch_size": 8}, {"limit_train_batches": 2}, ((4, 20), (0, 16))),
+        ((AT_END, 1), LIMIT, {"batch_size": 3}, {"limit_train_batches": 4}, ((4, 13), (0, 12))),
+        # After a rest that drop_last drops, the next epoch begins.
+        ((AT_END, 5), {}, {"batch_size": 8, "drop_last": True}, {}, ((), (0, 16))),
+        (("on_before_backward", 6), {}, {"batch_size": 8, "drop_last": True}, {}, ((), (0, 16))),
     ],
 )
-def test_with_another_batch_size_each_sample_comes_once(saved, hook, batches, batch_size):
-    epochs = resumed(saved(hook, batches), driven, loader={"batch_size": batch_size})
-    rests = order(1)[4 * batches :].tolist(), order(2).tolist()
-    assert [flat(epoch) for epoch in epochs] == [rest for rest in rests if rest]
+def test_with_another_batch_size_each_sample_comes_once(saved, caplog, place, written, loader, then, taken):  # noqa: PLR0917
+    path = saved(*place, **written)
+    caplog.set_level(logging.INFO)
+    epochs = resumed(path, driven, loader=loader, **then)
+    wanted = [order(1 + number)[slice(*span)].tolist() for number, span in enumerate(taken) if span]
+    assert [flat(epoch) for epoch in epochs] == wanted
+    assert ("drop_last drops the 2 samples that remain of it" in caplog.text) == ("drop_last" in loader)
 
 
 DRAWN = {"weights": np.arange(1.0, SAMPLES + 1), "epoch_size": 18}
@@ -341,23 +357,6 @@ def test_after_the_search_for_a_learning_rate_a_run_can_be_saved_and_resumed(tmp
         model.seen.clear()
         fit.fit(model, datamodule=dm, ckpt_path=ckpt_path)
         assert model.seen["train"] == expected
-
-
-@pytest.mark.parametrize(("hook", "batches"), [("on_train_batch_end", 5), ("on_before_backward", 6)])
-def test_after_a_rest_that_drop_last_drops_the_next_epoch_begins(saved, caplog, hook, batches):
-    path = saved(hook, batches)
-    caplog.set_level(logging.INFO)
-    epochs = resumed(path, driven, loader={"batch_size": 8, "drop_last": True})
-    assert [flat(epoch) for epoch in epochs] == [order(2)[:16].tolist()]
-    assert "drop_last drops the 2 samples that remain of it" in caplog.text
-
-
-@pytest.mark.parametrize(("batch_size", "limit", "end"), [(4, 3, 12), (8, 2, 20), (3, 4, 13)])
-def test_with_a_limit_the_epoch_ends_with_the_step_that_reaches_it(saved, batch_size, limit, end):
-    path = saved("on_train_batch_end", 1, limit_train_batches=3)
-    options = {"loader": {"batch_size": batch_size}, "limit_train_batches": limit}
-    epochs = resumed(path, driven, **options)
-    assert [flat(epoch) for epoch in epochs] == [order(1)[4:end].tolist(), order(2)[: limit * batch_size].tolist()]
 
 
 def test_resumed_twice_with_other_batch_sizes(saved, tmp_path):
@@ -569,17 +568,34 @@ class EndsWithItsState(Stateful):
         return self.rest()
 
 
+class StatefulDataLoader(Stateful, DataLoader):
+    def __init__(self, batches):
+        DataLoader.__init__(self, range(batches))
+        Stateful.__init__(self, batches)
+
+
+def prefetched(batches):
+    return lad.prefetched(Stateful(batches))
+
+
 @pytest.mark.parametrize(
-    ("callbacks", "kind"),
-    [(list, Continued), (driven, Continued), (driven, AsksForSteps)],  # which only the callback mends
+    ("callbacks", "made", "kind"),
+    [
+        (list, prefetched, Continued),
+        (driven, prefetched, Continued),
+        (driven, prefetched, AsksForSteps),  # which only the callback mends
+        (driven, StatefulDataLoader, Continued),
+    ],
 )
-def test_a_prefetched_loader_with_a_state_goes_on(tmp_path, callbacks, kind):
+def test_a_loader_of_others_with_a_state_goes_on(tmp_path, callbacks, made, kind):
     whole = [[batch] for batch in range(STEPS)]
     saver = Saver(tmp_path / "at.ckpt", "on_train_batch_end", 2)
-    trainer(saver, *callbacks(), max_epochs=3).fit(Continued(), lad.prefetched(Stateful(STEPS)))
-    model = kind()
-    trainer(*callbacks(), max_epochs=3).fit(model, lad.prefetched(Stateful(STEPS)), ckpt_path=saver.path)
-    assert model.seen["train"] == [whole[2:], whole]
+    ended = Saver(tmp_path / "end.ckpt", "on_train_epoch_end")
+    trainer(saver, ended, *callbacks(), max_epochs=3).fit(Continued(), made(STEPS))
+    for path, expected in [(saver.path, [whole[2:], whole]), (ended.path, [whole])]:
+        model = kind()
+        trainer(*callbacks(), max_epochs=3).fit(model, made(STEPS), ckpt_path=path)
+        assert model.seen["train"] == expected
 
 
 @pytest.mark.parametrize("depth", [0, 2])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.lightning.trainer import NO_STAGES, pl
+from support.lightning.trainer import NO_STAGES, Learning, pl, trainer
 from torch.utils.data import Dataset
 
 from lit_async_data import AsyncDataModule, DatasetSource, DevicePrefetcher
@@ -29,14 +29,14 @@ class Marks:
         return batch | {"mark": torch.full_like(batch["epoch"], self.mark)}
 
 
-class Model(pl.LightningModule):
+class Model(Learning):
     def __init__(self):
         super().__init__()
-        self.weight, self.seen = torch.nn.Parameter(torch.zeros(1)), {"train": set(), "val": set()}
+        self.seen = {"train": set(), "val": set()}
 
     def training_step(self, batch, _):
         self.note("train", batch)
-        return self.weight.sum()
+        return self.layer(torch.ones(1, 1)).sum()
 
     def validation_step(self, batch, _):
         self.note("val", batch)
@@ -45,9 +45,6 @@ class Model(pl.LightningModule):
         self.seen[stage] |= {
             (self.current_epoch, *values) for values in zip(*(batch[k].tolist() for k in sorted(batch)))
         }
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.1)
 
 
 class Sets(pl.Callback):
@@ -81,7 +78,6 @@ def test_each_epoch_sees_what_was_set_for_it(callbacks, at_end):
         device_transform=marks,
     )
     given = [Sets([train, val, marks], at_end), *(each() for each in callbacks)]
-    silent = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    pl.Trainer(max_epochs=3, accelerator="cpu", num_sanity_val_steps=0, callbacks=given, **silent).fit(model, dm)
+    trainer(*given, max_epochs=3).fit(model, dm)
     assert model.seen["train"] == {(epoch, epoch, epoch, epoch) for epoch in range(3)}
     assert model.seen["val"] == {(epoch, -1, epoch, epoch) for epoch in range(3)}  # evaluation has no epoch

@@ -106,13 +106,6 @@ def test_the_order_goes_by_lightnings_seed_unless_the_options_have_one(callbacks
         assert trained(Samples(), number, given(kind, **options), *callbacks()) == plan(0, seed=seed)
 
 
-def test_each_fit_with_one_loader_takes_the_seed_of_that_time():
-    loaders = given("bare")
-    for seed in (1, 2):
-        assert trained(Samples(), seed, loaders, max_epochs=2) == plan(0, seed=seed) + plan(1, seed=seed)
-    loaders["train_dataloaders"].close()
-
-
 def test_each_fit_with_one_datamodule_takes_the_seed_of_that_time():
     loaders = given("datamodule")
     for seed in (1, 2):
@@ -121,15 +114,6 @@ def test_each_fit_with_one_datamodule_takes_the_seed_of_that_time():
         pl.seed_everything(9, verbose=False)
         (again,) = loaders["datamodule"].replay(step=7)
         assert again.ids.tolist() == plan(1, seed=seed)[1]
-
-
-def test_draws_of_a_concatenation_go_by_lightnings_seed():
-    both = lad.ConcatSource([CountingSource(10, width=1), CountingSource(10, width=1)])
-    loader, found = OPTIONS | {"weights": np.arange(20.0)}, []
-    for seed in (1, 2, 1):
-        loaders = {"datamodule": lad.AsyncDataModule(train=both, loader=loader)}
-        found.append(trained(Samples(), seed, loaders))
-    assert found[0] == found[2] != found[1]
 
 
 def test_rank_zero_says_the_seed_of_all_ranks(monkeypatch):

@@ -39,27 +39,32 @@ from lit_async_data.errors import ClosedError, ReadError
 pytestmark = NO_STAGES
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+EPOCHS = [plan(0), plan(1), plan(2)]
+CUT = [epoch[:2] for epoch in EPOCHS]
+
+
+@pytest.mark.parametrize(
+    ("options", "train", "val", "sanity"),
+    [
+        ({}, EPOCHS, [STORED] * 3, []),
+        ({"num_sanity_val_steps": 2}, EPOCHS, [STORED] * 3, [STORED[:2]]),
+        ({"num_sanity_val_steps": -1}, EPOCHS, [STORED] * 3, [STORED]),
+        ({"limit_train_batches": 2, "limit_val_batches": 0.4}, CUT, [STORED[:2]] * 3, []),
+        ({"limit_train_batches": 0.4, "limit_val_batches": 2}, CUT, [STORED[:2]] * 3, []),
+    ],
+    ids=str,
+)
 @at_every_depth
-def test_every_epoch_sees_every_sample_once_in_the_new_order_of_the_plan(callbacks, workers):
-    model = Recorder()
-    dm = datamodule({"workers": workers}, train=CountingSource())
-    trainer(*callbacks(), max_epochs=3).fit(model, datamodule=dm)
-    first, second, third = model.seen["train"]
-    assert [first, second, third] == [plan(0), plan(1), plan(2)]
-    assert sorted(itertools.chain(*first)) == list(range(SAMPLES))
-    assert first != second != third != first
-
-
-@with_and_without
-@pytest.mark.parametrize(("steps", "expected"), [(0, []), (2, [STORED[:2]]), (-1, [STORED])])
-def test_the_sanity_check_takes_its_batches_and_leaves_validation_whole(callbacks, steps, expected):
-    model = Recorder()
-    dm = datamodule(train=CountingSource(), val=CountingSource())
-    trainer(*callbacks(), num_sanity_val_steps=steps).fit(model, datamodule=dm)
-    assert model.seen["sanity 0"] == expected
-    assert model.seen["train"] == [plan(0)]
-    assert model.seen["val 0"] == [STORED]
+def test_every_epoch_takes_the_batches_of_its_plan(callbacks, options, train, val, sanity):
+    model, source = Recorder(), CountingSource()
+    workers = {} if train is CUT else {"workers": 2 if sanity else 0}
+    dm = datamodule(workers, train=source, val=CountingSource(width=1))
+    trainer(*callbacks(), max_epochs=3, **options).fit(model, datamodule=dm)
+    assert (model.seen["train"], model.seen["val 0"], model.seen["sanity 0"]) == (train, val, sanity)
+    if train is CUT:
+        endless = list(itertools.chain.from_iterable(plan(epoch)[:2] for epoch in range(6)))
+        assert source.reads == endless[: len(source.reads)]
+        assert len(source.reads) <= 6 + QUEUE + 1
 
 
 @at_every_depth
@@ -67,24 +72,11 @@ def test_validation_in_mid_epoch_drops_nothing_and_rereads_nothing(callbacks):
     model, train, val = Recorder(), CountingSource(), CountingSource()
     fit = trainer(*callbacks(), max_epochs=3, val_check_interval=0.5)
     fit.fit(model, datamodule=datamodule(train=train, val=val))
-    assert model.seen["train"] == [plan(0), plan(1), plan(2)]
+    assert model.seen["train"] == EPOCHS
     assert model.seen["val 0"] == [STORED] * 6
     for source, endless, used in (train, plan(0) + plan(1) + plan(2) + plan(3), 18), (val, STORED * 7, 36):
         assert source.reads == endless[: len(source.reads)]
         assert used <= len(source.reads) <= used + QUEUE + 1
-
-
-@at_every_depth
-@pytest.mark.parametrize("limit", [2, 0.4])
-def test_a_limit_takes_and_reads_the_first_batches_of_each_epoch_only(callbacks, limit):
-    model, train, val = Recorder(), CountingSource(), CountingSource(width=1)
-    fit = trainer(*callbacks(), max_epochs=3, limit_train_batches=limit, limit_val_batches=limit)
-    fit.fit(model, datamodule=datamodule(train=train, val=val))
-    assert model.seen["train"] == [plan(0)[:2], plan(1)[:2], plan(2)[:2]]
-    assert model.seen["val 0"] == [STORED[:2]] * 3
-    endless = list(itertools.chain.from_iterable(plan(epoch)[:2] for epoch in range(6)))
-    assert train.reads == endless[: len(train.reads)]
-    assert len(train.reads) <= 6 + QUEUE + 1
 
 
 @with_and_without
@@ -115,17 +107,6 @@ def test_loaders_that_are_rebuilt_each_epoch_go_on_in_the_order_and_close_the_ol
     assert model.seen["train"] == [plan(epoch) for epoch in range(5)]
     assert model.seen["val 0"] == [STORED] * 5
     assert max(threads) <= 2
-
-
-@with_and_without
-def test_an_epoch_that_a_hook_cuts_short_is_followed_by_the_whole_next_one(callbacks):
-    class Impatient(Recorder):
-        def on_train_batch_start(self, batch, number):
-            return -1 if (self.current_epoch, number) == (0, 2) else None
-
-    model = Impatient()
-    trainer(*callbacks(), max_epochs=2).fit(model, datamodule=datamodule(train=CountingSource()))
-    assert model.seen["train"] == [plan(0)[:2], plan(1)]
 
 
 @with_and_without
@@ -183,18 +164,6 @@ def test_a_datamodule_can_be_copied_after_a_fit_and_fitted_again(copied):
     assert dm.trainer is not None
 
 
-@pytest.mark.parametrize(("samples", "sanity"), [(4, 1), (8, 2), (22, 1)])
-def test_no_slot_is_lost_in_validation_that_keeps_its_batches(samples, sanity):
-    """Unshuffled epochs shorter than the queue once claimed the same batch twice, and training stalled."""
-    kept = []
-    model = Recorder(lambda stage, batch: kept.append(batch) if stage != "train" else None)
-    dm = datamodule(train=CountingSource(), val=CountingSource(samples))
-    trainer(lad.DevicePrefetcher(), max_epochs=4, num_sanity_val_steps=sanity).fit(model, datamodule=dm)
-    assert len(model.seen["val 0"]) == 4
-    for batch in kept:
-        assert torch.equal(batch["x"][:, 0].long(), batch["index"])
-
-
 def test_a_loader_iterated_by_hand_after_a_limited_fit_reads_each_batch_once():
     source = CountingSource()
     dm = datamodule(train=source)
@@ -236,11 +205,13 @@ def failing(dm, loaders, wanted, error):
     ],
 )
 @pytest.mark.usefixtures("process_as_before")
-def test_an_error_or_a_ctrl_c_in_a_step_closes_every_loader_and_file(callbacks, stage, error, ended, h5):
+def test_an_error_or_a_ctrl_c_in_a_step_closes_every_loader_and_file_and_all_can_train_again(
+    callbacks, stage, error, ended, h5
+):
     path = h5("rows.h5", rows=rows())
     source = lad.HDF5Source(path, fields={"x": "rows"})
-    dm, loaders = datamodule(train=source, val=source), []
-    fit = trainer(*callbacks(), num_sanity_val_steps=2, val_check_interval=0.5)
+    dm, loaders, same = datamodule(train=source, val=source), [], callbacks()
+    fit = trainer(*same, num_sanity_val_steps=2, val_check_interval=0.5)
     with pytest.raises((RuntimeError, SystemExit), match=ended):
         fit.fit(Recorder(failing(dm, loaders, stage, error)), datamodule=dm)
     assert readers() == []
@@ -248,16 +219,10 @@ def test_an_error_or_a_ctrl_c_in_a_step_closes_every_loader_and_file(callbacks, 
     for loader in loaders:
         with pytest.raises(ClosedError):
             next(loader)
-
-
-@with_and_without
-def test_after_an_error_the_same_objects_train_again(callbacks):
-    dm, again = datamodule(train=CountingSource(), val=CountingSource()), callbacks()
-    with pytest.raises(RuntimeError, match="stop"):
-        trainer(*again).fit(Recorder(failing(dm, [], "train", RuntimeError)), datamodule=dm)
     model = Recorder()
-    trainer(*again).fit(model, datamodule=dm)
+    trainer(*same).fit(model, datamodule=dm)
     assert model.seen == {"train": [plan(0)], "val 0": [STORED]}
+    dm.close()
 
 
 @with_and_without
@@ -362,14 +327,3 @@ def test_the_batch_size_finder_sees_that_a_device_has_no_memory(monkeypatch, tmp
     assert dm.batch_size == 8
     assert model.seen["train"][-2:] == [plan(0, batch_size=8), plan(1, batch_size=8)]
     assert "This is a bug" not in caplog.text
-
-
-@with_and_without
-def test_the_learning_rate_finder_leaves_the_order_to_the_fit(callbacks, tmp_path):
-    model, dm = Recorder(), datamodule(train=CountingSource(), val=CountingSource(width=1))
-    run = trainer(*callbacks(), default_root_dir=tmp_path, max_epochs=2)
-    found = Tuner(run).lr_find(model, datamodule=dm, num_training=9, early_stop_threshold=None)
-    assert len(found.results["lr"]) == 9
-    run.fit(model, datamodule=dm)
-    assert model.seen["train"][-2:] == [plan(0), plan(1)]
-    assert readers() == []
