@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.batch.spec import ALIGNMENT, SMALL_BYTES, BatchLayout, BatchSpec, FieldSpec, longest_of
 
 
@@ -28,15 +27,6 @@ def test_axes_of_length_1_get_the_strides_that_torch_gives_them(stored, channel,
     assert np.array_equal(found, np.moveaxis(values, channel + 1, 1))
     assert np.shares_memory(found, values)
     assert torch.as_tensor(found).stride() == strides
-
-
-def test_gradients_of_images_of_one_channel_have_the_strides_of_their_weights(h5):
-    source = HDF5Source(h5(data=np.ones((6, 8, 9, 1), "f4")), ["data"], layout="NHWC")
-    convolution = torch.nn.Conv2d(1, 4, 3)
-    with AsyncLoader(source, {"batch_size": 3, "workers": 0}) as loader:
-        convolution(next(iter(loader))[0]).sum().backward()
-    source.close()
-    assert convolution.weight.grad.stride() == convolution.weight.stride()  # else DDP warns
 
 
 def test_only_the_length_of_samples_of_variable_length_is_the_longest_of_several_specs():

@@ -37,15 +37,6 @@ def test_samples_come_in_the_order_of_the_reference(runs, width, key):
     assert all_of(ChunkOrder(runs, width, key)).tolist() == list(reference_order(runs, width, key))
 
 
-def test_a_rank_begins_with_its_chunks_of_the_first_round():
-    order = ChunkOrder([ChunkRun(1000, 10)], width=7, key=3)
-    for number in range(order.groups):
-        first_round = order.samples(order.group(number).first + np.arange(order.places_of(number).size))
-        for rank in range(3):
-            of_rank = order.first_of(order.places_of(number, rank, 3))
-            assert of_rank.tolist() == (first_round[rank::3] // 10 * 10).tolist()
-
-
 @pytest.mark.parametrize(
     ("runs", "width"),
     [
@@ -93,12 +84,3 @@ def test_a_run_of_nothing_is_refused():
     for samples, rows in ((0, 1), (1, 0)):
         with pytest.raises(ValueError, match=f"{samples} samples in chunks of {rows}"):
             ChunkRun(samples, rows)
-
-
-@given(st.integers(1, 20), st.integers(1, 40), st.integers(1, 6), st.integers(1, 4), keys)
-def test_a_world_size_that_divides_the_width_gives_each_rank_its_own_chunks(groups, rows, times, world_size, key):
-    width = times * world_size
-    order = ChunkOrder([ChunkRun(groups * width * rows, rows)], width, key)
-    chunks = all_of(order) // rows
-    own = [set(chunks[rank::world_size]) for rank in range(world_size)]
-    assert sum(map(len, own)) == len(set.union(*own)) == order.chunks

@@ -7,7 +7,7 @@ import pytest
 
 from lit_async_data.errors import ResumeError
 from lit_async_data.order.epoch_cursor import EpochCursor, OrderState, Place, Segment
-from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
+from lit_async_data.order.plan import EpochPlan, Schedule
 
 
 def new_cursor(*, shuffled=True):
@@ -32,59 +32,6 @@ def whole(epoch):
     return [(epoch, 0), (epoch, 1), (epoch, 2)]
 
 
-def test_passes_are_epochs_one_after_the_other():
-    cursor = new_cursor()
-    for epoch in range(3):
-        cursor.restart()
-        cursor.restart()  # Lightning calls iter() several times per epoch
-        assert run(cursor) == whole(epoch)
-
-
-def test_set_epoch_counts_before_and_after_iter():
-    cursor = new_cursor()
-    cursor.restart()
-    cursor.set_epoch(4)
-    assert run(cursor) == whole(4)
-    cursor.set_epoch(7)
-    cursor.restart()
-    assert run(cursor) == whole(7)
-
-
-def test_after_a_break_comes_the_next_epoch():
-    cursor = new_cursor()
-    assert run(cursor, steps=1) == [(0, 0)]
-    cursor.restart()
-    assert run(cursor) == whole(1)
-
-
-def test_a_pass_that_is_over_stays_over():
-    cursor = new_cursor()
-    run(cursor)
-    assert cursor.over
-    assert run(cursor) == []
-
-
-def test_epochs_without_a_shuffle_are_counted_and_cannot_be_chosen():
-    cursor = new_cursor(shuffled=False)
-    for epoch in range(2):
-        cursor.set_epoch(7)
-        cursor.restart()
-        assert run(cursor) == whole(epoch)
-
-
-def test_a_batch_that_was_not_handed_out_stays_the_next():
-    cursor = new_cursor()
-    run(cursor, steps=1)
-    cursor.set_epoch(5)
-    assert cursor.upcoming == cursor.upcoming == (0, 1)
-    assert run(cursor) == [(0, 1), (0, 2)]
-    cursor.restart()
-    assert cursor.upcoming == (5, 0)
-    assert not cursor.started
-    cursor.restart()
-    assert run(cursor) == whole(5)
-
-
 @pytest.mark.parametrize(("steps", "wanted"), [(0, (0, 0)), (1, (0, 1)), (2, (0, 2)), (3, (1, 0))])
 def test_the_next_key_is_the_one_predicted(steps, wanted):
     cursor = new_cursor()
@@ -100,27 +47,6 @@ def test_after_a_limit_the_next_epoch_is_predicted_but_the_pass_may_go_on():
     run(cursor, steps=2, limit=2)
     assert cursor.wanted == (1, 0)
     assert run(cursor) == [(0, 2)]
-
-
-def test_a_sanity_check_takes_fewer_steps_than_the_passes_after_it():
-    cursor = new_cursor()
-    cursor.begin(lambda: (2, None))
-    cursor.state = cursor.after(cursor.upcoming)
-    assert [*run(cursor, steps=1), cursor.wanted] == [(0, 1), (1, 0)]
-    assert cursor.schedule.following(BatchIndex(1, 1)) == (1, 2)
-    cursor.restart()
-    assert run(cursor) == whole(1)
-
-
-def test_a_pass_read_ahead_before_it_begins_ends_where_the_pass_will():
-    cursor = new_cursor()
-    cursor.begin(lambda: (2, 1))
-    assert cursor.wanted == (0, 0)
-    assert cursor.schedule.following(BatchIndex(0, 1)) == (1, 0)
-    assert cursor.schedule.following(BatchIndex(1, 0)) == (2, 0)
-    run(cursor, steps=1)
-    cursor.begin(lambda: (1, 1))  # ignored: a pass has begun and has limits
-    assert cursor.schedule.following(BatchIndex(0, 0)) == (0, 1)
 
 
 def names(cursor, epoch, rounds=1, steps=None):

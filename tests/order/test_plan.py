@@ -28,39 +28,18 @@ def samples(plan):
 
 
 @given(lengths, batches, worlds, shuffles, st.data())
-def test_every_sample_comes_once_over_the_ranks(length, batch_size, world_size, shuffle, data):
-    start = data.draw(st.integers(0, length - 1))
-    assume(length - start >= world_size)
-    dealt = [samples(p) for p in ranks(length, batch_size, world_size, shuffle=shuffle, start=start)]
-    everything = sorted(sample for rank in dealt for batch in rank for sample in batch)
-    whole = plan(length, batch_size, shuffle).samples(np.arange(start, length))
-    assert everything == sorted(whole.tolist())
-
-
-@given(lengths, batches, worlds, st.booleans())
-def test_batch_counts_are_equal_on_all_ranks_and_no_batch_is_empty(length, batch_size, world_size, drop_last):
-    assume(length >= (batch_size * world_size if drop_last else world_size))
-    plans = ranks(length, batch_size, world_size, drop_last=drop_last)
-    assert len({len(p) for p in plans}) == 1
-    for p in plans:
-        sizes = [len(batch) for batch in samples(p)]
+def test_ranks_take_turns_in_the_one_order_and_have_equally_many_batches(length, batch_size, world_size, shuffle, data):
+    start, drop_last = data.draw(st.tuples(st.integers(0, length - 1), st.booleans()))
+    assume(length - start >= (batch_size * world_size if drop_last else world_size))
+    plans = ranks(length, batch_size, world_size, shuffle=shuffle, start=start, drop_last=drop_last)
+    steps = list(zip(*map(samples, plans), strict=True))
+    for p, own in zip(plans, zip(*steps, strict=True), strict=True):
+        sizes = [len(batch) for batch in own]
         assert sizes == [p.count(step) for step in range(len(p))]
-        assert min(sizes) >= 1
-        assert max(sizes) <= p.capacity
-        if drop_last:
-            assert set(sizes) == {batch_size}
-
-
-@given(lengths, batches, worlds)
-def test_the_order_does_not_depend_on_ranks_and_batches(length, batch_size, world_size):
-    """The samples of each full step, over all ranks, are the next ones of the order."""
-    assume(length >= world_size)
-    order = plan(length).samples(np.arange(length)).tolist()
-    plans = ranks(length, batch_size, world_size)
-    step = batch_size * world_size
-    for full in range(max(length // step - 1, 0)):
-        dealt = np.stack([p.batch(full) for p in plans], axis=1).ravel()
-        assert dealt.tolist() == order[full * step : (full + 1) * step]
+        assert 1 <= min(sizes) <= max(sizes) <= (batch_size if drop_last else p.capacity)
+    found = [each for step in steps for turn in itertools.zip_longest(*step) for each in turn if each is not None]
+    end = start + len(steps) * batch_size * world_size if drop_last else length
+    assert found == plan(length, batch_size, shuffle).samples(np.arange(start, end)).tolist()
 
 
 @given(st.integers(30, 400), st.integers(0, 10**6), st.integers(0, 10**4))
@@ -68,17 +47,6 @@ def test_another_epoch_or_seed_is_another_order(length, seed, epoch):
     order = samples(plan(length, seed=seed, epoch=epoch))
     assert order != samples(plan(length, seed=seed, epoch=epoch + 1))
     assert order != samples(plan(length, seed=seed + 1, epoch=epoch))
-
-
-@given(st.integers(1, 20_000), batches, shuffles, st.data())
-def test_a_single_batch_equals_the_same_batch_of_a_whole_pass(length, batch_size, shuffle, data):
-    epoch_plan = plan(length, batch_size, shuffle)
-    steps = data.draw(st.lists(st.integers(0, len(epoch_plan) - 1), min_size=1, max_size=8))
-    for step in steps:
-        first = step * batch_size
-        alone = plan(length, batch_size, shuffle).batch(step)
-        assert epoch_plan.batch(step).tolist() == alone.tolist()
-        assert alone.tolist() == epoch_plan.samples(np.arange(first, min(first + batch_size, length))).tolist()
 
 
 @pytest.mark.parametrize(

@@ -183,17 +183,6 @@ def reference_order(runs, width, weights, length, key):
             yield reference_draw(edges, chunk.start, chunk.stop, number)
 
 
-def chi2_is_likely(counts, expected):
-    """Whether χ² is within six standard deviations of its mean. Samples with expectation 0 must not occur."""
-    counts, expected = np.asarray(counts, float), np.asarray(expected, float)
-    assert not counts[expected == 0].any()
-    possible = expected > 0
-    assert expected[possible].min() > 5
-    freedom = np.count_nonzero(possible) - 1
-    chi2 = ((counts - expected)[possible] ** 2 / expected[possible]).sum()
-    return abs(chi2 - freedom) < 6 * np.sqrt(2 * freedom)
-
-
 def plan_of(weights, length, seed):
     return EpochPlan(length=length, batch_size=1, shuffle="global", seed=seed, epoch=0, weights=Weights(weights))
 
@@ -213,19 +202,6 @@ def test_samples_from_chunks_are_drawn_as_by_the_reference(case, width, length, 
     assert all_of(order).tolist() == list(reference_order(runs, width, weights, length, key))
 
 
-WEIGHTS = np.random.default_rng(5).choice([0, 0.5, 1, 1, 3, 10], 60)
-RUNS = [ChunkRun(31, 5), ChunkRun(29, 4)]
-
-
-@pytest.mark.parametrize("length", [100_000, 20])
-def test_by_chunks_the_proportions_are_the_same_over_epochs(length):
-    """Also if an epoch is so short that most groups get no position."""
-    epochs, table = 200_000 // length if length > 20 else 500, Weights(WEIGHTS)
-    orders = (WeightedChunkOrder(RUNS, 3, table, length, derived_key(0, epoch)) for epoch in range(epochs))
-    counts = sum(np.bincount(all_of(order), minlength=60) for order in orders)
-    assert chi2_is_likely(counts, epochs * length * WEIGHTS / WEIGHTS.sum())
-
-
 @given(weighted(), widths, st.integers(1, 10**6), keys)
 def test_each_group_gets_its_exact_share_rounded_up_or_down(case, width, length, key):
     runs, weights = case
@@ -242,22 +218,6 @@ def test_each_group_gets_its_exact_share_rounded_up_or_down(case, width, length,
         share = length * (sum(edges[c.stop] - edges[c.start] for c in chunks) / edges[-1])
         assert abs(group.end - group.first - share) < 1 + 1e-6 * length
     assert begin == length
-
-
-def test_draws_at_neighbouring_positions_are_independent():
-    """Pairs at several distances, within an epoch and between epochs, are as frequent as the product of weights."""
-    weights, length = np.array([1.0, 2.0, 0, 3.0, 4.0]), 40_000
-    shares = np.outer(weights, weights) / weights.sum() ** 2
-    table = Weights(weights)
-    runs = [ChunkRun(5, 2)]
-    for make in (
-        lambda key: plan_of(weights, length, key),
-        lambda key: WeightedChunkOrder(runs, 3, table, length, key),
-    ):
-        first, second = all_of(make(derived_key(0, 0))), all_of(make(derived_key(0, 1)))
-        for one, other in [(first[d:], first[:-d]) for d in (1, 2, 64)] + [(first, second)]:
-            counts = np.bincount(one * 5 + other, minlength=25)
-            assert chi2_is_likely(counts, one.size * shares.ravel())
 
 
 @given(weighted(), widths, lengths, keys, st.tuples(st.integers(0, 4), st.integers(1, 5)))
