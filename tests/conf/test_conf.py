@@ -130,12 +130,6 @@ def test_settings_in_a_file_replace_ours(foreign, table, group, settings):
     dm.close()
 
 
-def test_a_file_of_the_same_name_is_taken_instead_of_ours(foreign, files, tmp_path):
-    (tmp_path / "theirs/loader").mkdir()
-    (tmp_path / "theirs/loader/threads.yaml").write_text("batch_size: 6\n")
-    assert foreign("data.train.path=x.h5").data.loader == {"batch_size": 6}
-
-
 def test_the_configuration_in_the_docs_is_that_of_a_project(tmp_path, monkeypatch):
     text = (ROOT / "docs/training/command_line.md").read_text()
     shutil.copytree(ROOT / "examples/hydra_project/conf", tmp_path / "conf")
