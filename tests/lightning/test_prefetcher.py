@@ -465,6 +465,7 @@ def run_of(strategy, module=None):
 
 def test_the_loader_that_the_strategy_returns_is_wrapped_while_the_run_goes_on():
     strategy, takeover, given = Sharding(), Takeover(), numbers()
+    strategy.process_dataloader = own = Sharding().process_dataloader  # in place of that of its class
     takeover.attach(run_of(strategy), 2)
     kept, wrapped = strategy.process_dataloader, strategy.process_dataloader(given)
     assert (type(wrapped), wrapped.loader is given) == (PrefetchedLoader, False)
@@ -472,6 +473,7 @@ def test_the_loader_that_the_strategy_returns_is_wrapped_while_the_run_goes_on()
     assert kept(batches) is batches  # which is no DataLoader
     takeover.detach()
     assert type(kept(given)) is type(strategy.process_dataloader(given)) is DataLoader
+    assert strategy.process_dataloader is own
 
 
 def test_a_loader_that_does_not_stop_leaves_no_other_open(monkeypatch):
