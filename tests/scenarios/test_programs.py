@@ -14,8 +14,7 @@ import weakref
 
 import pytest
 import torch
-from support.lightning.programs import PROGRAMS
-from support.lightning.programs.errors import BrokenError, broken_at
+from support.lightning.programs import PROGRAMS, BrokenError, broken_at
 from support.lightning.rows import WIDTH
 from support.lightning.runs import WARNINGS, Run, our_threads, outcome, without_callback
 from support.lightning.trainer import pl

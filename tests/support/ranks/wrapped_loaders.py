@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from lit_async_data import ConfigError, DevicePrefetcher, prefetched
-from support.lightning.programs.hooks_and_steps import Writer
+from support.lightning.programs import Writer
 from support.lightning.rows import Numbers, Stream
 from support.lightning.runs import Learner, Run, pl
 

@@ -1,0 +1,493 @@
+"""Programs as users write them for Lightning. `PROGRAMS` maps a sentence that describes each to its function."""
+
+import gc
+import os
+import random
+import signal
+import sys
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, SequentialSampler, TensorDataset
+
+from lit_async_data import AsyncLoader, DevicePrefetcher, LoaderOptions, prefetched
+from lit_async_data.testing import ArraySource
+from support.lightning.rows import WIDTH, Numbers, Stream
+from support.lightning.runs import BATCH, PROGRAMS, VAL, Learner, Run, our_threads, program
+from support.lightning.trainer import pl
+
+__all__ = ["PROGRAMS", "BrokenError", "Writer", "broken_at"]
+
+# Where the Trainer gets its loaders from.
+
+CombinedLoader = sys.modules[pl.__name__ + ".utilities"].CombinedLoader
+
+
+@program
+def loaders_as_arguments(run):
+    run.fit(run.load(shuffle=True), run.val(), max_epochs=3)
+
+
+@program
+def loaders_of_the_module(run):
+    model = run.model
+    model.train_dataloader = lambda: run.load(shuffle=True)
+    model.val_dataloader = run.val
+    model.test_dataloader = lambda: run.load(5)
+    model.predict_dataloader = lambda: run.load(7)
+    fit = run.fit(max_epochs=2)
+    fit.validate(model, verbose=False)
+    fit.test(model, verbose=False)
+    run.note([part.tolist() for part in fit.predict(model)])
+
+
+class Theirs(pl.LightningDataModule):
+    """A typical DataModule of a user."""
+
+    def __init__(self, run, batch_size=BATCH, *, shuffle=True):
+        super().__init__()
+        self.run, self.batch_size, self.shuffle, self.calls = run, batch_size, shuffle, []
+
+    def prepare_data(self):
+        self.calls.append("prepare_data")
+
+    def setup(self, stage):
+        self.calls.append(f"setup {stage}")
+
+    def teardown(self, stage):
+        self.calls.append(f"teardown {stage}")
+
+    def train_dataloader(self):
+        self.calls.append("train")
+        return self.run.load(shuffle=self.shuffle, batch_size=self.batch_size)
+
+    def val_dataloader(self):
+        self.calls.append("val")
+        return [self.run.val(), self.run.val(3)]
+
+    def test_dataloader(self):
+        self.calls.append("test")
+        return self.run.load(5)
+
+    def predict_dataloader(self):
+        self.calls.append("predict")
+        return [self.run.load(7), self.run.load(3)]
+
+
+@program
+def loaders_of_a_datamodule(run):
+    dm = Theirs(run)
+    fit = run.trainer(max_epochs=2, num_sanity_val_steps=1)
+    fit.fit(run.model, datamodule=dm)
+    fit.validate(run.model, datamodule=dm, verbose=False)
+    fit.test(run.model, datamodule=dm, verbose=False)
+    run.note([[part.tolist() for part in loader] for loader in fit.predict(run.model, datamodule=dm)], dm.calls)
+
+
+class Several(Learner):
+    """Trains on a dict or list of batches from several loaders."""
+
+    def training_step(self, batch, number):
+        parts = batch.items() if isinstance(batch, dict) else enumerate(batch)
+        losses = []
+        for name, part in parts:
+            if part is not None:
+                self.see("train", part, number, name)
+                losses.append(self.loss(part))
+        return sum(losses)
+
+
+@program(of=["a dict", "a list", "nested"])
+def several_training_loaders(run, of):
+    run.model = Several()
+    short, long = run.load(6), run.load(first=1000)
+    if of == "nested":
+        run.model.training_step = lambda batch, batch_idx: sum(
+            run.model.see("train", part, batch_idx) or run.model.loss(part) for part in (batch["a"], *batch["b"])
+        )
+    loaders = {"a dict": {"a": short, "b": long}, "a list": [short, long], "nested": {"a": short, "b": [long, short]}}
+    run.fit(loaders[of], max_epochs=2)
+
+
+@program(mode=["min_size", "max_size", "max_size_cycle"])
+def combined_loaders(run, mode):
+    run.model = Several()
+    run.fit(CombinedLoader({"a": run.load(6), "b": run.load(first=1000)}, mode), max_epochs=2)
+
+
+@program
+def several_loaders_in_every_evaluation(run):
+    model, several = run.model, [run.val(), run.val(3), run.load(9)]
+    fit = run.trainer(limit_val_batches=2)
+    fit.validate(model, several, verbose=False)
+    fit.test(model, several, verbose=False)
+    run.note([[part.tolist() for part in loader] for loader in fit.predict(model, several)])
+
+
+@program
+def one_loader_for_training_and_validation(run):
+    loader = run.load()
+    run.fit(loader, loader, max_epochs=2, val_check_interval=2)
+
+
+@program
+def another_iterable_beside_a_dataloader(run):
+    class Batches:
+        def __iter__(self):
+            return ({"x": torch.full((2, WIDTH), float(n)), "index": torch.tensor([n, n])} for n in range(len(self)))
+
+        def __len__(self):
+            return 3
+
+    run.fit(run.load(), [run.val(), Batches()], max_epochs=2)
+    run.trainer().fit(Learner(), Batches())
+
+
+@program
+def ours_beside_theirs(run):
+    x = np.repeat(np.arange(VAL, VAL + 6, dtype=np.float32)[:, None], WIDTH, axis=1)
+    source = ArraySource({"x": x, "index": np.arange(VAL, VAL + 6)})
+    with AsyncLoader(source, LoaderOptions(batch_size=4, shuffle=False)) as loader:
+        run.fit(run.load(shuffle=True), [loader, run.val()], max_epochs=2)
+
+
+@program
+def a_loader_wrapped_by_the_user(run):
+    with prefetched(run.load(), device="cpu") as batches, prefetched(run.val(), device="cpu") as val:
+        run.fit(batches, [val, run.val()], max_epochs=2)
+
+
+# DataLoaders of every kind, and what users give them.
+
+
+class ByEpoch(SequentialSampler):
+    """Another order in each epoch, set by ``set_epoch``."""
+
+    def __init__(self, source):
+        super().__init__(source)
+        self.epoch, self.calls = 0, []
+
+    def set_epoch(self, epoch):
+        self.calls.append(("set_epoch", epoch))
+        self.epoch = epoch
+
+    def __iter__(self):
+        self.calls.append(("iter", self.epoch))
+        order = list(range(len(self.data_source)))
+        return iter(order[self.epoch :] + order[: self.epoch])
+
+
+@program
+def a_sampler_that_is_told_the_epoch(run):
+    data = Numbers()
+    sampler = ByEpoch(data)
+    run.fit(run.load(dataset=data, sampler=sampler), run.val(), max_epochs=3)
+
+
+@program
+def a_batch_sampler_of_the_user(run):
+    data = Numbers()
+    run.fit(run.load(dataset=data, batch_sampler=BatchSampler(ByEpoch(data), 3, drop_last=True)), max_epochs=3)
+    run.note(
+        [p.tolist() for p in run.trainer().predict(run.model, run.load(batch_sampler=BatchSampler(data, 3, False)))]
+    )
+
+
+@program(options=[{"drop_last": True}, {"pin_memory": True}, {"batch_size": 1}, {"batch_size": 100}, {"timeout": 30}])
+def dataloaders_with(run, options):
+    if "timeout" in options and not run.workers:
+        return
+    run.fit(run.load(shuffle=True, **options), run.val(**options), max_epochs=2)
+
+
+@program
+def persistent_workers(run):
+    options = {"persistent_workers": bool(run.workers)}
+    fit = run.fit(run.load(shuffle=True, **options), run.val(**options), max_epochs=3, val_check_interval=2)
+    del fit
+    gc.collect()  # drops Lightning's references to the loaders, whose workers end with them
+
+
+@program
+def a_generator_of_the_user(run):
+    run.fit(run.load(shuffle=True, generator=torch.Generator().manual_seed(3)), run.val(), max_epochs=3)
+
+
+@program
+def seeds_of_workers(run):
+    def seeded(number):
+        random.seed(torch.initial_seed())
+
+    run.fit(run.load(shuffle=True, worker_init_fn=seeded if run.workers else None), max_epochs=2)
+
+
+@program(options=[{}, {"limit_train_batches": 2}, {"val_check_interval": 2}, {"max_steps": 3}, {"overfit_batches": 2}])
+def a_dataset_without_a_length(run, options):
+    run.fit(run.load(dataset=Stream()), run.load(dataset=Stream(5)), **{"max_epochs": 2} | options)
+
+
+@program
+def evaluation_without_a_length(run):
+    fit = run.trainer()
+    fit.validate(run.model, run.load(dataset=Stream(5)), verbose=False)
+    fit.test(run.model, [run.load(dataset=Stream(5)), run.load(3)], verbose=False)
+    run.note([part.tolist() for part in fit.predict(run.model, run.load(dataset=Stream(9)))])
+
+
+@program
+def tensors_without_names(run):
+    run.model.training_step = lambda batch, batch_idx: run.note(batch[1].tolist()) or run.model.layer(batch[0]).mean()
+    data = TensorDataset(torch.arange(14.0)[:, None].expand(-1, WIDTH).contiguous(), torch.arange(14))
+    run.fit(run.load(dataset=data, shuffle=True), max_epochs=2)
+
+
+# Predictions, hooks of batches, and steps that do more than to return a loss.
+
+
+class Writer(pl.callbacks.BasePredictionWriter):
+    def __init__(self, interval, note):
+        super().__init__(interval)
+        self.note = note
+
+    def write_on_batch_end(self, trainer, module, prediction, indices, batch, number, loader):  # noqa: PLR0917
+        self.note("batch", loader, number, indices, prediction.tolist())
+
+    def write_on_epoch_end(self, trainer, module, predictions, indices):
+        self.note("epoch", indices, [part.tolist() for part in torch.utils._pytree.tree_leaves(predictions)])
+
+
+@program(interval=["batch", "epoch", "batch_and_epoch"])
+def predictions_are_written_with_their_indices(run, interval):
+    run.trainer(Writer(interval, run.note)).predict(run.model, [run.load(shuffle=True), run.load(3)])
+    indices = [note[3] for note in run.notes if note[0] == "batch"]
+    assert all(indices), "a batch without indices"
+
+
+HOOKS = "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"
+
+
+@program(hooks=[HOOKS[2:], HOOKS[1:2], HOOKS[:1], HOOKS])
+def batch_hooks(run, hooks):
+    def hook(name):
+        def called(self, batch, *rest):
+            run.note(name, sorted(batch), batch["index"].tolist(), rest[-1])
+            batch = getattr(Learner, name)(self, batch, *rest)
+            return batch if name == HOOKS[1] else {**batch, name: 1}
+
+        return called
+
+    run.model = type("Hooked", (Learner,), {name: hook(name) for name in hooks})()
+    fit = run.fit(run.load(), run.val(), max_epochs=2, precision="64-true")
+    fit.predict(run.model, [run.load(), run.val()])
+
+
+@program
+def a_step_that_takes_the_iterator(run):
+    class Taking(Learner):
+        def training_step(self, dataloader_iter):
+            batch, number, _ = next(dataloader_iter)
+            self.see("train", batch, number)
+            return self.loss(batch)
+
+        def validation_step(self, dataloader_iter):
+            batch, number, _ = next(dataloader_iter)
+            self.see("val", batch, number)
+
+    run.model = Taking()
+    run.fit(run.load(shuffle=True), run.val(), max_epochs=2)
+
+
+@program
+def a_module_reads_attributes_of_its_loaders(run):
+    def note_attributes():
+        loader = run.model.trainer.train_dataloader
+        run.note(len(loader), len(loader.dataset), loader.batch_size, loader.num_workers, type(loader.sampler).__name__)
+        run.note([len(part) for part in torch.utils._pytree.tree_leaves(run.model.trainer.val_dataloaders)])
+        run.note(run.model.trainer.num_val_batches, run.model.trainer.num_training_batches)
+
+    run.model.on_train_start = note_attributes
+    run.fit(run.load(shuffle=True), [run.val(), run.val(3)], max_epochs=2)
+
+
+@program
+def the_batch_size_finder(run):
+    tuner, cwd = sys.modules[pl.__name__ + ".tuner"].Tuner, os.getcwd()
+    os.chdir(run.folder)
+    try:
+        dm, fit = Theirs(run, 1, shuffle=False), run.trainer()
+        run.model.drops = False
+        run.note(tuner(fit).scale_batch_size(run.model, datamodule=dm, max_trials=2, steps_per_trial=2))
+        fit.fit(run.model, datamodule=dm)
+    finally:
+        os.chdir(cwd)
+
+
+# Which batches the Trainer takes: limits, early stopping, checkpoints.
+
+EarlyStopping, ModelCheckpoint = pl.callbacks.EarlyStopping, pl.callbacks.ModelCheckpoint
+
+
+@program(
+    options=[
+        {"num_sanity_val_steps": -1},
+        {"limit_train_batches": 0.5, "limit_val_batches": 0.5},
+        {"limit_val_batches": 0},
+        {"limit_train_batches": 0},
+        {"max_steps": 6, "max_epochs": 5},
+        {"val_check_interval": 0.25},
+        {"val_check_interval": 3, "check_val_every_n_epoch": None, "max_epochs": 4},
+        {"check_val_every_n_epoch": 2, "max_epochs": 4},
+        {"overfit_batches": 0.5},
+        {"fast_dev_run": 3},
+        {"reload_dataloaders_every_n_epochs": 2, "max_epochs": 4, "num_sanity_val_steps": 1},
+        {"accumulate_grad_batches": 2, "max_steps": 3, "max_epochs": 9},
+        {"max_epochs": 0},
+        {"min_epochs": 2, "max_epochs": 4, "max_steps": 7},
+        {"precision": "64-true"},
+        {"precision": "bf16-mixed"},
+        {"inference_mode": False, "num_sanity_val_steps": 1},
+        {"use_distributed_sampler": False},
+        {"barebones": True, "logger": None, "enable_checkpointing": None, "num_sanity_val_steps": None}
+        | {"enable_progress_bar": None, "enable_model_summary": None},
+    ]
+)
+def the_trainer_with(run, options):
+    if "barebones" in options:
+        run.model.log = lambda *args, **more: None
+    again = options.get("reload_dataloaders_every_n_epochs", 0) > 0
+    model = run.model
+    model.train_dataloader, model.val_dataloader = lambda: run.load(shuffle=not again), run.val
+    model.drops = not again
+    run.fit(**{"max_epochs": 2} | options)
+
+
+@program(limit=[0.5, 0])
+def limits_of_evaluation(run, limit):
+    fit = run.trainer(limit_val_batches=limit, limit_test_batches=limit, limit_predict_batches=limit)
+    loaders = [run.val(), run.load(9)]
+    fit.validate(run.model, loaders, verbose=False)
+    fit.test(run.model, loaders, verbose=False)
+    predictions = fit.predict(run.model, loaders)
+    run.note([[part.tolist() for part in loader] for loader in predictions or []])
+
+
+@program
+def early_stopping(run):
+    stop = EarlyStopping("worse", patience=0, mode="min")
+    fit = run.fit(run.load(shuffle=True), run.val(), more=[stop], max_epochs=9, val_check_interval=2)
+    run.note(stop.stopped_epoch)
+    assert fit.global_step < 9
+
+
+@program
+def a_stop_in_the_middle_of_an_epoch(run):
+    def stop(stage, number):
+        run.model.trainer.should_stop = number == 1
+
+    run.model.on_step = stop
+    run.fit(run.load(), run.val(), max_epochs=3)
+    run.model.on_step = lambda *_: None
+    run.fit(run.load(), run.val())
+
+
+@program
+def the_rest_of_an_epoch_is_skipped(run):
+    run.model.on_train_batch_start = lambda batch, number: -1 if number == 2 else None
+    run.fit(run.load(), run.val(), max_epochs=3)
+
+
+# Runs that are repeated, nested or resumed.
+
+
+@program
+def everything_twice_with_one_trainer(run):
+    run.model.drops = False
+    fit, train, val = run.trainer(num_sanity_val_steps=1), run.load(), run.val()
+    for epochs in 1, 3:
+        fit.fit_loop.max_epochs = epochs
+        fit.fit(run.model, train, val)
+        fit.validate(run.model, val, verbose=False)
+        fit.test(run.model, train, verbose=False)
+        run.note([part.tolist() for part in fit.predict(run.model, val)])
+
+
+@program
+def loaders_and_callbacks_of_one_trainer_in_another(run):
+    train, val = run.load(shuffle=True), run.val()
+    run.fit(train, val, max_epochs=2)
+    run.fit(train, val)
+    run.trainer().test(run.model, train, verbose=False)
+    run.note(iterated=[batch["index"].tolist() for batch in val])
+
+
+@program
+def validation_inside_a_training_callback(run):
+    class Other(pl.Callback):
+        def on_train_epoch_end(self, trainer, module):
+            inner, state = (
+                Run(run.workers, run.folder, [DevicePrefetcher()] if run.callbacks else []),
+                torch.get_rng_state(),
+            )
+            inner.trainer().validate(inner.model, inner.val(3), verbose=False)
+            torch.set_rng_state(state)
+            run.note(inner.model.journal)
+
+    run.fit(run.load(), run.val(), more=[Other()], max_epochs=2)
+
+
+# Errors and signals, and the next run after them.
+
+
+class BrokenError(Exception):
+    """Raised by user code."""
+
+
+def broken_at(run, where, at):
+    def breaks(stage, number):
+        if (stage, number) == (where, at):
+            raise BrokenError(f"{stage} {number}")
+
+    run.model.on_step = breaks
+
+
+@program(stage=["train", "val", "sanity", "test", "predict"])
+def an_error_in_a_step(run, stage):
+    broken_at(run, stage, 1)
+    model, fit = run.model, run.trainer(num_sanity_val_steps=2, val_check_interval=2)
+    with run.fails(BrokenError):
+        if stage in ("train", "val", "sanity"):
+            fit.fit(model, run.load(), run.val())
+        else:
+            getattr(fit, stage)(model, run.load())
+    assert our_threads() == []
+    run.model.on_step = lambda *_: None
+    run.fit(run.load(), run.val())
+
+
+@program(kind=["train", "val"])
+def an_error_in_a_dataset(run, kind):
+    broken = run.load(dataset=Numbers(fails_at=9))
+    with run.fails(KeyError):
+        run.trainer().fit(run.model, *((broken, run.val()) if kind == "train" else (run.load(), broken)))
+    assert our_threads() == []
+    run.fit(run.load(), run.val())
+
+
+@program(stage=["train", "predict"])
+def ctrl_c(run, stage):
+    def interrupt(now, number):
+        if (now, number) == (stage, 1):
+            raise KeyboardInterrupt
+
+    run.model.on_step, handler = interrupt, signal.getsignal(signal.SIGINT)
+    try:
+        with run.fails(SystemExit):
+            if stage == "predict":
+                run.trainer().predict(run.model, run.load())
+            else:
+                run.trainer(val_check_interval=2).fit(run.model, run.load(), run.val())
+    finally:
+        signal.signal(signal.SIGINT, handler)  # Lightning leaves SIGINT ignored
+    assert our_threads() == []
+    run.model.on_step = lambda *_: None
+    run.fit(run.load(), run.val())
