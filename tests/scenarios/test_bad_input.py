@@ -104,66 +104,58 @@ def test_a_group_is_called_a_group_with_what_it_holds(file, name):
 
 
 OF_A_FIELD = (ConfigError, FormatError, MissingError)
+PER_ANCHOR = Field("events.label", per="anchor")
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("table.labl", ["has no member 'labl'; its members are label, pos.x, note, notes"]),
-        ("table.pos", ["has no member 'pos'; its members are label, pos.x"]),
-        ("table.note", ["table.note: no text in rows 0, 1, 2; write it"]),
-        ("table.notes", ["table.notes: holds values of variable length"]),
-        ({"name": "table.label", "mask_and_scale": True}, ["mask_and_scale does not apply"]),
-        ({"name": "table.label", "column": 0}, ["fields.x.column: 0, but", "table.label", "has no columns"]),
-    ],
-    ids=repr,
-)
-def test_members_that_are_none_are_named_with_those_that_are(tmp_path, name, said):
+@pytest.fixture
+def table(tmp_path):
+    """Records, anchors, and channels of several shapes."""
     kind = [("label", "i4"), ("pos", [("x", "f4")]), ("note", h5py.string_dtype()), ("notes", h5py.vlen_dtype("i4"))]
+    channels = {"a": ((5, 3), "f4"), "wide": ((5, 4), "f4"), "double": ((5, 3), "f8"), "long": ((6, 3), "f4")}
     with h5py.File(tmp_path / "x.h5", "w") as file:
-        file.create_dataset("table", (3,), kind)
-    refused(OF_A_FIELD, said, lambda: HDF5Source(tmp_path / "x.h5", {"x": name}))
+        for name, (shape, dtype) in {"table": ((3,), kind), "x": ((9, 4), "f8"), **channels}.items():
+            file.create_dataset(name, shape, dtype)
+        file["text"], file["two"], file["twice"] = ["a"] * 5, [1, 2], [1, 5, 1]
+        file["events"] = np.array([(1, 0), (4, 1), (6, 0)], [("onset", "i8"), ("label", "u1")])
+    return str(tmp_path / "x.h5")
 
 
 @pytest.mark.parametrize(
     ("field", "rows", "said"),
     [
+        # Members of records.
+        ("table.labl", None, ["has no member 'labl'; its members are label, pos.x, note, notes"]),
+        ("table.pos", None, ["has no member 'pos'; its members are label, pos.x"]),
+        ("table.note", None, ["table.note: no text in rows 0, 1, 2; write it"]),
+        ("table.notes", None, ["table.notes: holds values of variable length"]),
+        ({"name": "table.label", "mask_and_scale": True}, None, ["mask_and_scale does not apply"]),
+        ({"name": "table.label", "column": 0}, None, ["fields.y.column: 0, but", "table.label", "has no columns"]),
+        # Values of anchors, which need a row of their own each.
         ("events.label", "events.onset", ["write fields={'y': Field('events.label', per='anchor')}"]),
         ("x", "events", ["/events holds records, so name a member of them: events.onset, events.label"]),
-        (Field("events.label", per="anchor"), None, ["fields.y.per: 'anchor' needs rows=NAME"]),
-        (Field("events.label", per="anchor"), "two", ["events.label: has 3 values for 2 anchors"]),
-        (Field("events.label", per="anchor"), "twice", ["for 3 anchors, at 2 different rows"]),
+        (PER_ANCHOR, None, ["fields.y.per: 'anchor' needs rows=NAME"]),
+        (PER_ANCHOR, "two", ["events.label: has 3 values for 2 anchors"]),
+        (PER_ANCHOR, "twice", ["for 3 anchors, at 2 different rows"]),
         ({"name": "events.label", "per": "anchor", "window": [0, 2]}, "two", ["fields.y.window: does not apply"]),
+        # Channels, which must be alike.
+        (["a", "wide"], None, ["/wide has 5 rows of float32 (4,), but ", "/a has 5 rows of float32 (3,)"]),
+        (
+            ["a", "double"],
+            None,
+            ["/double has 5 rows of float64 (3,), but ", "/a has 5 rows of float32 (3,)", "dtype="],
+        ),
+        (["a", "long"], None, ["/long has 6 rows", "/a has 5 rows"]),
+        (["a", "text"], None, ["/text does not hold numbers"]),
     ],
     ids=repr,
 )
-def test_values_of_anchors_need_a_row_of_their_own_each(tmp_path, field, rows, said):
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        file["x"], file["two"], file["twice"] = np.zeros((9, 4)), [1, 2], [1, 5, 1]
-        file["events"] = np.array([(1, 0), (4, 1), (6, 0)], [("onset", "i8"), ("label", "u1")])
-    refused(OF_A_FIELD, said, lambda: HDF5Source(tmp_path / "x.h5", {"x": "x", "y": field}, rows=rows))
-
-
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [
-        (["x", "wide"], ["/wide has 5 rows of float32 (4,), but ", "/x has 5 rows of float32 (3,)"]),
-        (["x", "double"], ["/double has 5 rows of float64 (3,), but ", "/x has 5 rows of float32 (3,)", "dtype="]),
-        (["x", "long"], ["/long has 6 rows", "/x has 5 rows"]),
-        (["x", "text"], ["/text does not hold numbers"]),
-    ],
-    ids=repr,
-)
-def test_channels_that_differ_are_named(tmp_path, names, said):
-    shapes = {"x": ((5, 3), "f4"), "wide": ((5, 4), "f4"), "double": ((5, 3), "f8"), "long": ((6, 3), "f4")}
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        for name, (shape, dtype) in shapes.items():
-            file.create_dataset(name, shape, dtype)
-        file["text"] = ["a"] * 5
-    error = refused(OF_A_FIELD, said, lambda: HDF5Source(tmp_path / "x.h5", {"x": names}))
-    assert isinstance(error, ConfigError) or (error.file, error.dataset) == (str(tmp_path / "x.h5"), names[1])
-    said = ["give C another letter"]
-    refused(ConfigError, said, lambda: HDF5Source(tmp_path / "x.h5", {"x": ["x", "x"]}, layout="NC"))
+def test_members_anchors_and_channels_that_are_none_are_named_with_those_that_are(table, field, rows, said):
+    fields = {"x": "x", "y": field} if rows or field is PER_ANCHOR else {"y": field}
+    error = refused(OF_A_FIELD, said, lambda: HDF5Source(table, fields, rows=rows))
+    if isinstance(field, list):
+        assert isinstance(error, ConfigError) or (error.file, error.dataset) == (table, field[1])
+        more = ["give C another letter"]
+        refused(ConfigError, more, lambda: HDF5Source(table, {"x": [field[0]] * 2}, layout="NC"))
 
 
 def virtual(file):
@@ -382,12 +374,6 @@ def test_an_option_of_padding_that_would_be_ignored_is_named(file, given):
 def test_a_layout_that_does_not_fit_is_quoted_with_what_would(file, layout, said):
     fields = {"x": "data", "labels": "labels"}
     refused(ConfigError, ["layout: ", *said], lambda: HDF5Source(file, fields, layout=layout))
-
-
-@pytest.mark.parametrize(("name", "said"), [("workers", "workers: -1 is not "), ("pin_memory", "pin_memory: no such")])
-def test_a_bad_option_in_a_mapping_says_the_same(file, name, said):
-    error = refused(ConfigError, [], lambda: AsyncLoader(HDF5Source(file), {"batch_size": 4, name: -1}))
-    assert str(error).startswith(said)
 
 
 @pytest.mark.parametrize("fields", [["index"], {"index": "labels"}], ids=["sequence", "mapping"])

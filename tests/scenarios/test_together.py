@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import string
 
 import h5py
 import numpy as np
@@ -59,18 +58,6 @@ def test_a_file_that_is_there_twice_with_other_rows_is_not_split(h5):
         pytest.raises(ConfigError, match="occurs twice with different rows"),
     ):
         split(two, {"train": 0.5, "val": 0.5})
-
-
-def test_files_of_one_name_in_several_folders_are_several_groups(tmp_path):
-    sources = []
-    for folder in string.ascii_lowercase:  # the hashes of 26 paths are never all on one side
-        (tmp_path / folder).mkdir()
-        with h5py.File(tmp_path / folder / "data.h5", "w") as file:
-            file["x"] = np.arange(5.0)
-        sources.append(HDF5Source(tmp_path / folder / "data.h5", ["x"]))
-    with contextlib.closing(ConcatSource(sources)) as source:
-        sides = split(source, {"train": 0.5, "val": 0.5}, groups="file")
-    assert "of 26 groups" in sides.described
 
 
 def test_a_wrong_label_names_the_sample_that_it_belongs_to(h5):
