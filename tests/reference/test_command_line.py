@@ -1,8 +1,10 @@
 """What is typed wrong after `train.py` ends with one line that says what was meant."""
 
 import functools
+import sys
 
 import pytest
+import torch
 from support.lightning.command_line import CONFIGS, QUIET
 
 from lit_async_data.errors import ConfigError
@@ -12,17 +14,14 @@ from reference.command_line import check, own_model
 WRONG = {
     # The section of the key, or that of another choice, or a key of that name elsewhere.
     "loader.worker=4": "loader.worker: no such key; did you mean loader.workers?",
-    "trainer.max_epoch=3": "trainer.max_epoch: no such key; did you mean trainer.max_epochs?",
     "callbacks.device_prefetcher.depth=3": "did you mean callbacks.device_prefetcher.device_depth?",
     "data=hdf5 data.train.pth=x.h5": "did you mean data.train.path?",
     "data=hdf5 data.path=x.h5": "data.path: no such key; did you mean data.train.path?",
     "data.train.path=x.h5": "data.train.path: no such key; it belongs to data=hdf5",
     "data.source.table=x.csv": "it belongs to data=hdf5_split or data=manifest",
-    "data.source.root=animals": "data.source.root: no such key; it belongs to data=folder or data=manifest",
     "data.split.train=0.8": "it belongs to data=folder or data=hdf5_split or data=manifest",
     "callbacks.model_checkpoint.every_n_train_steps=5": "did you mean callbacks.step_checkpoint.every_n_train_steps?",
     "batch_size=32": "batch_size: no such key; did you mean loader.batch_size?",
-    "data.train.batch_size=4": "did you mean loader.batch_size?",
     "optimizer.lr=1": "did you mean model.lr?",
     "epochs=2": "did you mean trainer.min_epochs or trainer.max_epochs?",
     "loadr=threads": "loadr: no such key; did you mean loader?",
@@ -107,11 +106,21 @@ def test_what_the_configuration_has_is_let_through(typed):
         (["optimized_metric=val/ac", "train=false", "test=false"], "optimized_metric: 'val/ac' is not one of"),
         (["-m", "trainer=ddp_sim"], "trainer.devices: 2 with --multirun: each process would"),
         (["hydra=slurm"], "SLURM_JOB_ID"),
+        (
+            ["trainer=gpu", "trainer.accelerator=gpu"],
+            " finds no GPU here; trainer=cpu trains on the CPU, trainer=ddp_sim",
+        ),
+        # Lightning's own texts follow.
+        (["trainer.val_check_interval=100"], "error: ValueError: "),
+        (["callbacks.early_stopping.monitor=val/los", "trainer.limit_train_batches=1"], "error: RuntimeError: "),
+        (["callbacks.model_checkpoint.monitor=val/los", "trainer.limit_train_batches=1"], "error: Misconfig"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_mistake_ends_a_run_with_one_line(typed, arguments, said, monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     quiet = [override for override in QUIET if override.partition("=")[0] not in " ".join(arguments)]
     shown, ending = typed(*arguments, *quiet)
     assert "Error executing job" not in shown  # Hydra's line, which would come first
@@ -125,3 +134,11 @@ def test_a_column_that_is_not_there_is_named_with_its_key(typed, tmp_path):
     table.write_text("path,species\n1.png,auk\n")
     _, ending = typed("data=manifest", f"data.source.table={table}", "data.source.fields.y=specie", *QUIET)
     assert ending.startswith(f"error: data.source.fields.y: {table}: has no column 'specie'; ")
+
+
+def test_without_scikit_learn_the_digits_say_what_to_install(typed, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    _, ending = typed(*QUIET)
+    assert ending.startswith(
+        "error: data: scikit-learn, which contains the digits, is missing: pip install -e '.[demo]'"
+    )

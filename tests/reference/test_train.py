@@ -3,7 +3,6 @@
 import inspect
 import itertools
 import os
-import re
 import subprocess
 import sys
 
@@ -209,35 +208,6 @@ def test_what_was_trained_is_saved_and_no_callback_waits_for_a_metric_that_never
     assert ending is None
     assert said in out
     assert steps_saved(tmp_path) == saved
-
-
-@pytest.mark.parametrize(
-    ("typed_too", "said"),
-    [
-        (
-            ["trainer=ddp", "trainer.devices=8"],
-            "trainer.accelerator: gpu, but torch .* finds no GPU .* trainer=ddp_sim",
-        ),
-        (["trainer=gpu"], "trainer.accelerator: gpu, but torch .* finds no GPU here; trainer=cpu trains on the CPU"),
-        # Lightning's own texts follow.
-        (["trainer=cpu", "trainer.val_check_interval=100"], "ValueError: ."),
-        (
-            ["trainer=cpu", "callbacks.early_stopping.monitor=val/los", "trainer.limit_train_batches=1"],
-            "RuntimeError: .",
-        ),
-        (
-            ["trainer=cpu", "callbacks.model_checkpoint.monitor=val/los", "trainer.limit_train_batches=1"],
-            "Misconfig.*: .",
-        ),
-    ],
-    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
-)
-def test_an_option_of_the_trainer_that_does_not_fit_is_one_line(typed, monkeypatch, typed_too, said):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    _, ending = typed(*typed_too, *(each for each in QUIET if each != "trainer.accelerator=cpu"))
-    assert re.match(f"error: {said}", ending)
-    assert "\n" not in ending
 
 
 def test_an_error_of_the_model_keeps_its_traceback(typed, monkeypatch):
