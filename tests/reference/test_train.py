@@ -187,14 +187,14 @@ def steps_saved(folder):
     ("typed_too", "saved", "said"),
     [
         (["trainer.max_steps=5"], 5, ""),  # less than an epoch: nothing is validated, so there is no metric to watch
-        (["trainer.max_steps=25", "trainer.limit_val_batches=2"], 25, ""),
+        (["trainer.max_steps=3", "trainer.limit_train_batches=2"], 3, ""),
         (["trainer.limit_val_batches=0", "trainer.max_steps=3"], 3, "trainer.limit_val_batches is 0: callback early_"),
         (
-            ["trainer.limit_val_batches=0", "trainer.max_epochs=1"],
-            20,
-            "trainer.limit_val_batches is 0: callback early_",
+            ["trainer.limit_val_batches=0", "trainer.max_epochs=1", "trainer.limit_train_batches=2"],
+            2,
+            "callback early_",
         ),
-        (["trainer.check_val_every_n_epoch=5", "trainer.max_epochs=1"], 20, ""),
+        (["trainer.check_val_every_n_epoch=5", "trainer.max_epochs=1", "trainer.limit_train_batches=2"], 2, ""),
         (["trainer.overfit_batches=2", "trainer.max_epochs=2"], 4, ""),
         (["trainer.limit_test_batches=0", "trainer.max_steps=3"], 3, "trainer.limit_test_batches is 0: testing is sk"),
         (["trainer.enable_checkpointing=false", "trainer.max_steps=3"], None, ""),
@@ -219,8 +219,11 @@ def test_an_error_of_the_model_keeps_its_traceback(typed, monkeypatch):
         typed(f"model._target_={__name__}.Small", *QUIET)
 
 
+QUICK = [*QUIET, *(f"trainer.limit_{stage}_batches=1" for stage in ("val", "test")), "trainer.limit_train_batches=2"]
+
+
 def test_a_checkpoint_of_other_data_and_one_past_the_last_epoch_are_one_line(typed, tmp_path, h5):
-    assert typed("trainer.max_epochs=2", *QUIET)[1] is None
+    assert typed("trainer.max_epochs=2", *QUICK)[1] is None
     (last,) = tmp_path.rglob("last.ckpt")
     coloured = h5(data=np.zeros((20, 3, 8, 8), "u1"), labels=np.arange(20) % 10)
     other = ["data=hdf5", f"data.train.path={coloured}"]
@@ -228,26 +231,26 @@ def test_a_checkpoint_of_other_data_and_one_past_the_last_epoch_are_one_line(typ
         f"error: ckpt_path: {last} does not fit the model: net.0.weight is (1,) there and (3,) here, and 4 more; its "
     )
     for more in ([], ["train=false", "data.test.path=${data.train.path}"]):
-        _, ending = typed("ckpt_path=last" if not more else f"ckpt_path={last}", *other, *more, *QUIET)
+        _, ending = typed("ckpt_path=last" if not more else f"ckpt_path={last}", *other, *more, *QUICK)
         assert ending.startswith(
             f"{misfit}run had data.train.root={tmp_path}/data; choose another file, or leave ckpt_path"
         )
-    _, ending = typed(f"ckpt_path={last}", "model.width=16", *QUIET)
+    _, ending = typed(f"ckpt_path={last}", "model.width=16", *QUICK)
     assert "does not fit the model: net.1.weight is (32, 1, 3, 3) there and (16, 1, 3, 3) here, and 1" in ending
     assert "its run had" not in ending
-    _, ending = typed(f"ckpt_path={last}", "trainer.max_epochs=1", *QUIET)
-    assert ending.startswith(f"error: ckpt_path: {last} has trained 2 epochs, 40 steps; to go on from there, write ")
+    _, ending = typed(f"ckpt_path={last}", "trainer.max_epochs=1", *QUICK)
+    assert ending.startswith(f"error: ckpt_path: {last} has trained 2 epochs, 4 steps; to go on from there, write ")
     assert ending.endswith("trainer.max_epochs=3 or more")
-    for limit in ("trainer.max_epochs=2", "trainer.max_steps=30"):
-        out, ending = typed(f"ckpt_path={last}", limit, *QUIET)
+    for limit in ("trainer.max_epochs=2", "trainer.max_steps=3"):
+        out, ending = typed(f"ckpt_path={last}", limit, *QUICK)
         assert ending is None
         assert (
             f"{limit}"
-            in out.partition("has trained 2 epochs, 40 steps, and ")[2].partition(" leave nothing to train")[0]
+            in out.partition("has trained 2 epochs, 4 steps, and ")[2].partition(" leave nothing to train")[0]
         )
         assert "training waited" not in out
-    assert typed(f"ckpt_path={last}", "trainer.max_steps=45", "trainer.limit_val_batches=1", *QUIET)[1] is None
-    assert steps_saved(tmp_path) == 45
+    assert typed(f"ckpt_path={last}", "trainer.max_steps=5", *QUICK)[1] is None
+    assert steps_saved(tmp_path) == 5
 
 
 def test_a_step_of_a_run_is_written_to_a_file(typed, tmp_path):
