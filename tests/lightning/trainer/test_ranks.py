@@ -46,7 +46,6 @@ WAYS = {
     "ddp_spawn": started_by_lightning,
     "torchrun": started_by_torchrun,
     "slurm": started_by_srun,
-    "plain": started_one_by_one,
     "fabric": started_one_by_one,
 }
 LIGHTNING = ["ddp", "torchrun", "slurm"]
@@ -61,8 +60,6 @@ long = pytest.mark.long
         pytest.param("ddp", 3, marks=long),
         pytest.param("ddp_spawn", 2, marks=long),
         pytest.param("torchrun", 2, marks=long),
-        pytest.param("plain", 2, marks=long),
-        pytest.param("plain", 3, marks=long),
         pytest.param("fabric", 2, marks=long),
     ],
 )
@@ -74,7 +71,7 @@ def test_ranks_share_the_samples(way, ranks, tmp_path, monkeypatch):
     def found(name):
         return [json.loads((tmp_path / f"{name}-{rank}.json").read_text()) for rank in range(ranks)]
 
-    for samples in LENGTHS if way != "ddp_spawn" else LENGTHS[:1]:
+    for samples in LENGTHS if way in LIGHTNING else LENGTHS[:1]:
         facts = found(f"{samples} samples")
         for epoch in range(EPOCHS):
             check_epoch([fact["train"][epoch] for fact in facts], samples, epoch)

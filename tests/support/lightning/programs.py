@@ -165,14 +165,12 @@ class ByEpoch(SequentialSampler):
 
     def __init__(self, source):
         super().__init__(source)
-        self.epoch, self.calls = 0, []
+        self.epoch = 0
 
     def set_epoch(self, epoch):
-        self.calls.append(("set_epoch", epoch))
         self.epoch = epoch
 
     def __iter__(self):
-        self.calls.append(("iter", self.epoch))
         order = list(range(len(self.data_source)))
         return iter(order[self.epoch :] + order[: self.epoch])
 

@@ -9,15 +9,17 @@ import os
 import sys
 import warnings
 
-import numpy as np
 import pytorch_lightning as pl
 import torch
+from torch.utils.data import DataLoader
 
 from lit_async_data import AsyncDataModule, AsyncLoader, DevicePrefetcher, PredictionWriter, prefetched
 from lit_async_data.errors import AsyncDataError, ConfigError
 from lit_async_data.lightning import display
 from lit_async_data.testing import ArraySource
 from support.lightning.predictions import numbered, predicted_of
+from support.lightning.trainer import Learning, rows
+from support.lightning.trainer import trainer as quiet_trainer
 from support.ranks import wrapped_loaders
 from support.ranks.processes import leave_process_group
 
@@ -33,8 +35,7 @@ LONG, SAVED, OTHER_BATCH = 40, 2, 3
 
 
 def source(samples):
-    """Sample n is a row of n."""
-    return ArraySource({"x": np.repeat(np.arange(samples, dtype=np.float32)[:, None], 3, axis=1)})
+    return ArraySource({"x": rows(samples, 3)})
 
 
 def datamodule(samples, statistics=None, **options):
@@ -49,7 +50,7 @@ def datamodule(samples, statistics=None, **options):
     )
 
 
-class Noting(pl.LightningModule):
+class Noting(Learning):
     """Notes the samples of each batch, and means over all ranks. Writes them when a stage ends, where the stage ran.
 
     Args:
@@ -59,8 +60,7 @@ class Noting(pl.LightningModule):
 
     def __init__(self, folder, name):
         super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-        self.folder, self.name = folder, name
+        self.folder, self.name, self.learning_rate = folder, name, 1e-6
         self.seen = collections.defaultdict(list)
 
     def note(self, stage, batch, number, **logged):
@@ -88,9 +88,6 @@ class Noting(pl.LightningModule):
     def predict_step(self, batch, number):
         self.note("predict", batch, number)
         return batch["index"]
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=1e-6)
 
     def teardown(self, stage):
         metrics = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
@@ -125,14 +122,8 @@ class Predictor(Noting):
 
 
 def trainer(*callbacks, **options):
-    quiet = {
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-    }
-    basic = {"accelerator": "cpu", "strategy": "ddp", "max_epochs": EPOCHS, "num_sanity_val_steps": 2}
-    return pl.Trainer(**quiet | basic | options, callbacks=[DevicePrefetcher(), *callbacks])
+    basic = {"strategy": "ddp", "max_epochs": EPOCHS, "num_sanity_val_steps": 2}
+    return quiet_trainer(DevicePrefetcher(), *callbacks, **basic | options)
 
 
 def seed_each_rank(number):
@@ -198,46 +189,28 @@ def slurm(folder, ranks):
         wrapped_loaders.write_all(folder)
 
 
-def epochs_of(loader, model, epochs=EPOCHS):
-    """Trains in a loop of its own; returns the samples of each batch of each epoch."""
-    found = []
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    for _ in range(epochs):
-        found.append([])
-        for batch in loader:
-            optimizer.zero_grad()
-            model(batch["x"][:, :1]).square().mean().backward()  # waits for the other ranks
-            optimizer.step()
-            found[-1].append(batch["index"].tolist())
-    return {"train": found}
-
-
-def plain(folder, ranks):
-    torch.distributed.init_process_group("gloo")
-    rank = torch.distributed.get_rank()
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
-    for samples in LENGTHS:
-        options = {"batch_size": BATCH, "shuffle": True, "return_indices": True}
-        with AsyncLoader(source(samples), options, rank=rank, world_size=torch.distributed.get_world_size()) as loader:
-            write(folder, f"{samples} samples", rank, epochs_of(loader, model))
-
-
 def fabric(folder, ranks):
     from lightning_fabric import Fabric
-    from torch.utils.data import DataLoader
 
     fabric = Fabric(accelerator="cpu", strategy="ddp", devices=ranks)
     fabric.launch()
     model = fabric.setup_module(torch.nn.Linear(1, 1))
+    numbers = [{"x": torch.full((3,), float(n)), "index": n} for n in range(24)]
+    theirs = fabric.setup_dataloaders(DataLoader(numbers, batch_size=BATCH, shuffle=True), move_to_device=False)
     options = {"batch_size": BATCH, "shuffle": True, "return_indices": True}
-    for samples in LENGTHS:
-        ours = {"rank": fabric.global_rank, "world_size": fabric.world_size, "device": fabric.device}
-        with AsyncLoader(source(samples), options, **ours) as loader:
-            write(folder, f"{samples} samples", fabric.global_rank, epochs_of(loader, model))
-    rows = [{"x": torch.full((3,), float(n)), "index": n} for n in range(24)]
-    theirs = fabric.setup_dataloaders(DataLoader(rows, batch_size=BATCH, shuffle=True), move_to_device=False)
-    with prefetched(theirs, device=fabric.device) as loader:
-        write(folder, "prefetched", fabric.global_rank, epochs_of(loader, model, 1))
+    ours = {"rank": fabric.global_rank, "world_size": fabric.world_size, "device": fabric.device}
+    with (
+        AsyncLoader(source(LENGTHS[0]), options, **ours) as alone,
+        prefetched(theirs, device=fabric.device) as loader,
+    ):
+        for name, batches, epochs in ((f"{LENGTHS[0]} samples", alone, EPOCHS), ("prefetched", loader, 1)):
+            found = []
+            for _ in range(epochs):
+                found.append([])
+                for batch in batches:
+                    model(batch["x"][:, :1]).square().mean().backward()  # waits for the other ranks
+                    found[-1].append(batch["index"].tolist())
+            write(folder, name, fabric.global_rank, {"train": found})
 
 
 if __name__ == "__main__":
