@@ -142,10 +142,9 @@ def however_slow_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Test modules in which several threads share objects; with their folder if another one has the same name.
 CONCURRENT = {
-    *("test_async_loader", "test_base_loader", "test_chunk_cache", "test_chunked", "test_engine", "test_interrupts"),
-    *("test_iterator_feed", "test_loader", "prefetch/test_packing", "test_pipeline", "files/test_prefetcher"),
-    *("test_read_task", "test_slot_feed", "test_slots", "hdf5/test_source"),
-    "test_thread_pipeline",
+    *("test_async_loader", "test_base_loader", "test_chunk_cache", "test_feeds", "test_interrupts"),
+    *("test_iterator_feed", "test_loader", "prefetch/test_packing", "test_pipeline", "manifest/test_prefetcher"),
+    *("test_sample_reader", "test_slots", "hdf5/test_source", "test_thread_pipeline"),
 }
 
 
