@@ -213,6 +213,16 @@ def test_statistics_keep_the_axes_of_the_normalize_that_they_replace(given, axes
     assert [line.partition(", one for")[0] for line in caplog.messages if "holds the channels" in line] == lines
 
 
+def test_axes_of_samples_that_are_put_end_to_end_are_those_of_their_elements(h5):
+    values = (DRAWN((40, 3)) * [1, 5, 9]).astype("f4")
+    path = h5(**{"x/values": values, "x/offsets": np.array([0, 7, 20, 22, 40])})
+    source = HDF5Source(path, [Field("x", ragged="concat")])  # a tuple
+    options = {"loader": {"batch_size": 4}, "statistics": "train", "device_transform": Normalize(axis=0, fields=0)}
+    with contextlib.closing(AsyncDataModule(train=source, **options)) as dm:
+        made = dm.train_dataloader().next()[0]
+    assert made.mean(0).abs().max() < 1e-5
+
+
 def test_numbers_and_axes_of_a_normalize_that_do_not_fit_the_field_are_refused():
     for given, said in (
         (

@@ -14,7 +14,6 @@ from support.lightning.trainer import (
     CountingSource,
     Recorder,
     Save,
-    datamodule,
     lad,
     pl,
     plan,
@@ -146,12 +145,3 @@ def test_a_resumed_run_keeps_the_seed_of_its_checkpoint(tmp_path, callbacks, kin
         other.load_state_dict(torch.load(path, weights_only=False)["AsyncDataModule"])
         for dm in (loaders["datamodule"], other):
             assert dm.replay(step=8)[0].ids.tolist() == plan(1, seed=3)[2]
-
-
-def test_the_lines_before_training_show_shuffle_and_seed(caplog):
-    caplog.set_level(logging.INFO)
-    dm = datamodule(train=CountingSource(width=1), val=CountingSource(width=1))
-    trained(Samples(), 3, {"datamodule": dm})
-    train, val = (line for line in caplog.text.splitlines() if f"batch {BATCH}, " in line)
-    assert "6 steps, seed 3, shuffle global: " in train
-    assert "6 steps, shuffle none" in val

@@ -110,16 +110,6 @@ def test_loaders_that_are_rebuilt_each_epoch_go_on_in_the_order_and_close_the_ol
 
 
 @with_and_without
-@pytest.mark.parametrize(("stage", "name"), [("fit", "val"), ("test", "test"), ("predict", "predict")])
-def test_a_stage_with_two_sources_goes_through_one_after_the_other(callbacks, stage, name):
-    model, epochs = Recorder(), 2 if stage == "fit" else 1
-    sources = {"train": CountingSource(), name: [CountingSource(), CountingSource(26)]}
-    getattr(trainer(*callbacks(), max_epochs=epochs), stage)(model, datamodule=datamodule(**sources))
-    assert model.seen.pop("train", []) == ([plan(0), plan(1)] if stage == "fit" else [])
-    assert model.seen == {f"{name} 0": [STORED] * epochs, f"{name} 1": [plan(0, length=26, shuffle="none")] * epochs}
-
-
-@with_and_without
 @pytest.mark.parametrize("stage", ["fit", "predict"])
 def test_a_stage_without_a_source_does_nothing(callbacks, stage):
     model = Recorder()
