@@ -176,6 +176,8 @@ def test_what_has_changed_is_told_with_both_values():
         "samples of an epoch: 100 in the checkpoint, 1 100 now",
     ]
     assert STATE.differences(STATE) == []
+    fewer = dataclasses.replace(STATE, shuffle_chunks=4)
+    assert STATE.differences(fewer) == ["shuffle_chunks: 8 in the checkpoint, 4 now"]
 
 
 def test_the_history_has_a_segment_for_each_change_of_ranks_or_batch_size():
