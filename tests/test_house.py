@@ -62,7 +62,7 @@ BUDGET = {
     "sources/hdf5/readers": 1640,
     "sources/hdf5/schema": 1720,
     "sources/hdf5/storage": 1070,
-    "sources/images": 1030,
+    "sources/images": 1000,
     "sources/manifest": 1720,
     "sources/table": 1880,
     "tools": 1910,

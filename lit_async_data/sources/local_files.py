@@ -22,6 +22,7 @@ import re
 import time
 import urllib.parse
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -301,23 +302,15 @@ def _lines_of(path: str) -> list[tuple[str, str, int, str]]:
 
 
 def _same_files(listed: Collection[str], files: Collection[str]) -> dict[str, str]:
-    """The file of a source for each listed path; moved files are found by name.
-
-    If several files have that name, two belong together if each is most like the other, by the folders above it.
-    """
+    """The file of a source for each listed path. A file that was moved is found by its name, if no other has it."""
     real = {os.path.realpath(file): file for file in files}
     same = {each: real[path] for each in listed if (path := os.path.realpath(each)) in real}
     gone = [each for each in listed if not os.path.exists(each)]
-    near = {each: file for each in gone if (file := _most_like(each, files)) and _most_like(file, gone) == each}
+    named, counts = {os.path.basename(file): file for file in files}, Counter(map(os.path.basename, (*files, *gone)))
+    near = {each: named[name] for each in gone if (name := os.path.basename(each)) in named}
+    if twin := next((each for each in near if counts[os.path.basename(each)] > 2), None):
+        raise _error(f"{twin} does not exist, and several files have its name; correct the paths in the list")
     return near | same
-
-
-def _most_like(path: str, others: Iterable[str]) -> str:
-    """The path with the same name and the most folders above it alike; empty if none or several are."""
-    named = [each for each in others if os.path.basename(each) == os.path.basename(path)]
-    turned = ["/".join(each.split("/")[::-1]) for each in (path, *named)]
-    alike = [len(os.path.commonpath([turned[0], each])) for each in turned[1:]]
-    return named[alike.index(max(alike))] if alike and alike.count(max(alike)) == 1 else ""
 
 
 def _error(message: str) -> ConfigError:

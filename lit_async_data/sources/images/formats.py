@@ -1,7 +1,7 @@
 """`FORMATS`: how an image of each format is recognized, opened and decoded. A new format is one entry here.
 
 Pillow decodes all formats; simplejpeg decodes JPEGs, and imagecodecs, where installed, plain PNGs, to the same values
-in about half the time. Headers of both are read here: Pillow takes longer for that, under the GIL.
+in less time. Headers of both are read here: Pillow takes longer for that, under the GIL.
 """
 
 from __future__ import annotations
@@ -331,10 +331,6 @@ _PNG_MODES = {0: "L", 2: "RGB", 6: "RGBA"}  # by colour type
 # Parts that a PNG may have if imagecodecs decodes it: no transparency, and no text, which may hold the orientation.
 _PLAIN = {b"IHDR", b"IDAT", b"IEND", b"eXIf", b"pHYs", b"gAMA", b"sRGB", b"cHRM"}
 _RAW_EXIF = "Raw profile type exif"  # a text of ImageMagick
-_IHDR_END = 33
-# Bytes of pixels from which another call is worth its price, and up to which another copy is; and the share of them
-# that a file must have: libspng inflates mostly repeated bytes as fast.
-_LEAST_BYTES, _MOST_BYTES, _LEAST_SHARE = 24 * 2**10, 2**24, 0.3
 # zlib keeps the GIL for pieces of this many bytes; getting it back would take longer than the checksum.
 _PIECE = 5 * 2**10
 
@@ -376,37 +372,11 @@ def _png(data: bytes, head: Head, factor: int, out: Bytes | None) -> Any:
     if head.image is not None:
         return _decoded(data, head, factor, out)
     try:
-        pixels: Bytes = _imagecodecs().spng_decode(_inflated(data, head), out=out)
+        pixels: Bytes = _imagecodecs().spng_decode(data, out=out)
     except RuntimeError:
         return _decoded(data, head._replace(image=_opened(data, "Png")), factor, out)
     # A grey image has no axis of channels.
     return pixels.reshape(head.size[1], head.size[0], CHANNELS[head.mode]) if out is None else out
-
-
-def _inflated(data: bytes, head: Head) -> bytes:
-    """The image as an uncompressed PNG, where libdeflate inflates it faster than libspng, which undoes the filters."""
-    (width, height), channels = head.size, CHANNELS[head.mode]
-    nbytes = height * (1 + width * channels)  # each row begins with the number of its filter
-    if not _LEAST_BYTES <= nbytes <= _MOST_BYTES or len(data) < nbytes * _LEAST_SHARE:
-        return data
-    view, parts, place = memoryview(data), list[memoryview](), 8
-    while (name := data[place + 4 : place + 8]) != b"IEND":
-        end = place + 12 + int.from_bytes(data[place : place + 4], "big")
-        if name == b"IDAT":
-            parts.append(view[place + 8 : end - 4])
-        place = end
-    deflated = b"".join(parts)
-    rows = memoryview(_imagecodecs().deflate_decode(deflated, out=nbytes))
-    # A zlib stream of blocks that are not compressed: RFC 1950 and 1951.
-    stored: list[bytes | memoryview] = [b"\x78\x01"]
-    for begin in range(0, nbytes, 0xFFFF):
-        block = rows[begin : begin + 0xFFFF]
-        stored += struct.pack("<?HH", begin + len(block) == nbytes, len(block), 0xFFFF - len(block)), block
-    length = sum(map(len, stored)) + 4
-    # libspng does not check the checksum of this part.
-    return b"".join(
-        (data[:_IHDR_END], struct.pack(">I", length), b"IDAT", *stored, deflated[-4:], bytes(4), data[place:])
-    )
 
 
 @functools.cache
