@@ -91,9 +91,9 @@ def check_names(given: Mapping[Any, object], known: list[str], instead: Mapping[
             raise ConfigError(f"{name!r} is not the name of an option")
         if name in instead:
             raise ConfigError(f"no such option; {instead[name]}", name)
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
-        raise ConfigError(f"no such option; {hint}", name)
+        near = difflib.get_close_matches(name, [*known, *instead], n=1)
+        hint = f"did you mean {near[0]}? {instead.get(near[0], '')}" if near else f"choose from {', '.join(known)}"
+        raise ConfigError(f"no such option; {hint.rstrip()}", name)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -194,6 +194,11 @@ class BatchSpec(Mapping[str, FieldSpec]):
         shapes = {key: self[key].stored_shape for key in (self if keys is None else keys)}
         return {key: np.empty((samples, *shape), self[key].dtype) for key, shape in shapes.items()}
 
+    @functools.cached_property
+    def _named(self) -> dict[str, dict[int, str]]:
+        whole = {each: field for each, field in self.items() if field.dtype.kind in "iu"}
+        return {each: dict(enumerate(field.texts)) or field.named for each, field in whole.items()}
+
     def names(self, key: str, codes: Any) -> npt.NDArray[np.str_]:
         """The names of the numbers of a field: its classes, meanings, or texts (``kind="text"``).
 
@@ -213,18 +218,12 @@ class BatchSpec(Mapping[str, FieldSpec]):
             >>> BatchSpec({"y": birds}, as_mapping=True).names("y", [1, 0, -100]).tolist()
             ['emu', 'auk', '']
         """
-        named = {
-            each: dict(enumerate(field.texts)) or field.named
-            for each, field in self.items()
-            if field.dtype.kind in "iu"
-        }
-        texts = named.get(key, {})
+        named, texts = self._named, self._named.get(key, {})
         if not texts or (self[key].shape == (len(texts),) and self[key].dtype == np.uint8):
             listed = ", ".join(each for each in named if named[each]) or "none"
             raise MissingError(f"{key!r} holds no numbers with names; fields with names: {listed}")
         numbers = np.asarray(codes.cpu() if hasattr(codes, "cpu") else codes)
-        known = {IGNORED: "", **texts}
-        flat = [known.get(number) for number in numbers.ravel().tolist()]
+        flat = [texts.get(number, "" if number == IGNORED else None) for number in numbers.ravel().tolist()]
         if None in flat or numbers.dtype.kind not in "iu":
             wrong = numbers.ravel()[[each is None for each in flat]].tolist()[:1] or numbers.dtype
             raise IndexError(f"{key}: {wrong} is not one of the numbers {min(texts)} to {max(texts)}, which have names")

@@ -16,6 +16,7 @@ from lit_async_data.options import ArrayLike
 
 Fields = str | int | Sequence[str | int]
 _TYPES = ("float16", "bfloat16", "float32", "float64")
+_FAR = 1000  # standard deviations from 0 to the mean from which on float32 would lose digits that show
 
 
 class ToFloat:
@@ -196,9 +197,9 @@ class Normalize:
                 f'them by {largest(values)} first, or scale="stored" if mean and std are those of the stored values',
                 "scale",
             )
-        # x · (1 / (largest · std)) − mean / std: two passes over the pixels. Wide types may hold large values that
-        # hardly differ, such as seconds since 1970. float32 would round these before the mean is subtracted.
-        wide = values.element_size() > 4 or values.dtype in (torch.int32, torch.uint32)
+        # x · (1 / (largest · std)) − mean / std: two passes over the pixels. Large values may hardly differ, such as
+        # seconds since 1970. float32 would round these before the mean is subtracted.
+        wide = values.element_size() > 4 or values.dtype in (torch.int32, torch.uint32) or scaling.far
         wide &= values.device.type != "mps"  # MPS has no float64
         compute = torch.float64 if wide else torch.promote_types(self._float.dtype, torch.float32)
         scale, shift = scaling.constants(values, compute)
@@ -221,7 +222,7 @@ class _Scaling:
         if self.std.min() <= 0:
             raise ConfigError(f"{std!r} is not above 0", "std")
         arrays = np.broadcast_arrays(1 / self.std, self.mean / self.std)
-        self.count = arrays[0].size
+        self.count, self.far = arrays[0].size, bool(np.abs(arrays[1]).max() > _FAR)
         axis = 0 if axis is None and self.count > 1 else axis  # a single number may have axes, for `statistics`
         self.axis = tuple(axis) if isinstance(axis, Sequence) else None if axis is None else (axis,)
         if self.count > 1 and len(self.axis or ()) != arrays[0].ndim:

@@ -41,7 +41,7 @@ from lit_async_data.sources.manifest.columns import FILES, Column, Given, kind_o
 from lit_async_data.sources.manifest.fields import Fields
 from lit_async_data.sources.manifest.files import RootDirectory
 from lit_async_data.sources.table.embedded import EmbeddedFiles
-from lit_async_data.sources.table.formats import TextFormat, arrow, is_number, is_text
+from lit_async_data.sources.table.formats import TextFormat, arrow, is_list, is_number, is_text
 from lit_async_data.sources.table.labels import Null
 from lit_async_data.sources.table.table import Table, TableReader, column_names, files_of
 from lit_async_data.tools import contents
@@ -444,7 +444,11 @@ class _Columns:
 
     def values(self, column: ColumnReport) -> list[Any]:
         array = self.table.array(column.name)
-        return [] if column.distinct is None else list(array.unique().drop_null().to_pylist())
+        if isinstance(array, EmbeddedFiles) or (column.distinct is None and not is_list(array.type)):
+            return []
+        with contextlib.suppress(arrow().ArrowException):  # lists of lists
+            return list((array.flatten() if is_list(array.type) else array).unique().drop_null().to_pylist())
+        return []
 
     def target(self, column: ColumnReport) -> Given:
         if column.kind in _FILES:

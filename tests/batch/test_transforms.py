@@ -80,9 +80,11 @@ def test_the_mean_is_subtracted_before_half_precision():
     assert Normalize(1001, 1, dtype="bfloat16")((values,))[0].tolist() == [-1, 0, 1]
 
 
-@pytest.mark.parametrize("dtype", ["f8", "i8", "i4"])
-def test_the_mean_of_wide_types_is_subtracted_before_digits_are_lost(dtype):
-    seconds = (1.7e9 + np.arange(3600)).astype(dtype)
+@pytest.mark.parametrize(
+    ("dtype", "first", "step"), [("f8", 1.7e9, 1), ("i8", 1.7e9, 1), ("i4", 1.7e9, 1), ("f4", 1e5, 128)]
+)
+def test_the_mean_is_subtracted_before_digits_are_lost(dtype, first, step):
+    seconds = (first + np.arange(3600) / step).astype(dtype)
     made = Normalize.of(statistics(ArraySource({"x": seconds[:, None]})))({"x": torch.from_numpy(seconds[:, None])})
     wanted = torch.from_numpy((np.arange(3600) - 1799.5) / np.arange(3600).std()).float()
     assert torch.allclose(made["x"][:, 0], wanted, atol=1e-5)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import AsyncDataError, ConfigError, CorruptError, ManifestError, MissingError, SourceError
-from lit_async_data.options import check_names, one_of
+from lit_async_data.options import check_names, one_of, whole
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Location, Part, Places, numbered
 from lit_async_data.sources.hdf5.schema.field import Field
@@ -22,9 +22,10 @@ from lit_async_data.sources.images.formats import FORMATS
 from lit_async_data.sources.images.image_shape import ImageShape
 from lit_async_data.sources.local_files import HEAD_BYTES, Exclude, StoredSamples, kept_samples, mistaken
 from lit_async_data.sources.manifest.files import RootDirectory
+from lit_async_data.sources.table import formats
 from lit_async_data.sources.table.embedded import EmbeddedFiles
-from lit_async_data.sources.table.formats import GIVEN, printable_path, quoted, split_folders
-from lit_async_data.sources.table.labels import Null
+from lit_async_data.sources.table.formats import GIVEN, arrow, is_list, printable_path, quoted
+from lit_async_data.sources.table.labels import Null, parsed_text
 from lit_async_data.sources.table.table import Table
 
 Kind = Literal["image", "npy", "hdf5", "class", "number", "text"]
@@ -68,7 +69,11 @@ class Column:
         null: What to do with rows without a value: ``"error"``, ``"ignore"`` (−100, or NaN in floats), or ``"drop"``
             the sample; with several classes per sample also ``"zero"``: it has none of them. Of HDF5 files,
             ``"ignore"`` is for values that are missing in them, ``"drop"`` for rows without a path.
-        separator: Separates several values in one text cell: classes, or numbers of a vector.
+        separator: Separates several values in one text cell: classes, numbers of a vector, texts, or paths of files.
+        suffix: What paths lack at their end: with ``".jpg"``, 17 is the file ``17.jpg``. A path that ends so stays.
+        max_length: How many files or texts a sample is padded to, where a row has a list of them: files with zeros,
+            texts with −100. A field ``KEY_mask`` follows, bool of shape (max_length,), True where something is real.
+            None: as many as the longest list has, without that field if all lists are as long.
         row: For HDF5 files, the column with the row in the file, counted from 0.
         dataset: For HDF5 files, the column with the name of the dataset; if there is no such column, the dataset
             itself. None: the column ``dataset``, else the dataset ``data``.
@@ -95,6 +100,8 @@ class Column:
     classes: Sequence[str] | None = None
     null: Null = "error"
     separator: str | None = None
+    suffix: str | None = None
+    max_length: int | None = None
     row: str = "row"
     dataset: str | None = None
     layout: str | None = None
@@ -106,7 +113,9 @@ class Column:
         if self.kind is not None:
             one_of("kind", self.kind, KINDS)
         one_of("null", self.null, get_args(Null))
-        for name in ("separator", "dataset", "layout"):
+        if self.max_length is not None:
+            object.__setattr__(self, "max_length", whole("max_length", self.max_length, 1))
+        for name in ("separator", "suffix", "dataset", "layout"):
             value = getattr(self, name)
             if not (value is None or (isinstance(value, str) and value)):
                 raise ConfigError(f"{value!r} is not text; give text, or leave it out", name)
@@ -178,7 +187,7 @@ def kind_of_path(path: str) -> Kind | None:
 
 def kind_of(key: str, column: Column, table: Table, root: RootDirectory) -> Kind | None:
     """As given, else inferred from the first value. None for labels of any kind."""
-    first = table.first(column.names[0])
+    first, array = table.first(column.names[0], column.separator), table.array(column.names[0])
     embedded = any(isinstance(table.array(name), EmbeddedFiles) for name in column.names)
     kind: Kind | None
     if embedded:
@@ -186,10 +195,14 @@ def kind_of(key: str, column: Column, table: Table, root: RootDirectory) -> Kind
     elif column.kind is not None or column.several or column.classes is not None:
         kind = column.kind
     else:
-        kind = None if column.separator and column.separator in str(first) else _kind_of_value(first, root)
-    if kind in FILES and not embedded and not table.is_text(column.names[0]):
-        what = f"column {column.names[0]!r} holds {table.array(column.names[0]).type}, not a path in each row"
-        raise ConfigError(f"{what}; spread a list of paths over columns, with a field for each", f"fields.{key}.kind")
+        kind = _kind_of_value(first if column.suffix is None else f"{first}{column.suffix}", root)
+    if kind in FILES and not embedded:
+        one = array.type.value_type if is_list(array.type) and kind != "hdf5" else array.type
+        numbers = arrow("types").is_integer(one)
+        if not (formats.is_text(one) or formats.is_categorical(one) or (numbers and column.suffix)):
+            hint = "set suffix, such as '.jpg'" if numbers else "give a column of text"
+            what = f"column {column.names[0]!r} holds {array.type}, not a path in each row; {hint}"
+            raise ConfigError(what, f"fields.{key}.kind")
     _check_options(key, column, kind)
     if kind in FILES and column.null in ("ignore", "zero")[kind == "hdf5" :]:
         raise ConfigError(f"a missing file has no value for {column.null}; set null: drop", f"fields.{key}.null")
@@ -200,6 +213,8 @@ def _kind_of_bytes(key: str, column: Column, first: Any, table: Table) -> Kind:
     if column.several or column.classes is not None or column.kind not in (None, "image", "npy"):
         what = f"column {column.names[0]!r} holds the bytes of files; give kind: image or npy, or another column"
         raise ConfigError(what, f"fields.{key}.kind")
+    for name in {"suffix", "separator"}.intersection(column.given):
+        raise ConfigError("does not apply to bytes of files; leave it out", f"fields.{key}.{name}")
     head = bytes(first or b"")[:HEAD_BYTES]
     if column.kind is not None:
         return column.kind
@@ -213,7 +228,9 @@ def _kind_of_bytes(key: str, column: Column, first: Any, table: Table) -> Kind:
 
 
 def _check_options(key: str, column: Column, kind: Kind | None) -> None:
-    own = {"image": _IMAGE, "npy": (), "text": ("dtype",), "hdf5": ("dtype", "classes", "row", "dataset", "layout")}
+    several = ("suffix", "separator", "max_length")
+    own = {"image": (*_IMAGE, *several), "npy": several, "text": ("dtype", *several[1:])}
+    own["hdf5"] = ("dtype", "classes", "row", "dataset", "layout", "suffix")
     fitting = own.get(kind or "", ("dtype", "classes", "separator"))
     for name in column.given:
         if name not in ("name", "kind", "null", *fitting):
@@ -256,15 +273,19 @@ class TableRow(Location):
 
 
 def _similar_path(path: str) -> str:
-    """A hint: an existing file with a similar path, and the difference; empty if unknown."""
+    """A hint: an existing file with a similar path, and the difference or option; empty if unknown."""
     others = {"backslashes": path.replace("\\", "/"), "spaces around a name": re.sub(" */ *", "/", path.strip())}
     for form in ("NFC", "NFD"):
         fix = f"another Unicode form of a name: unicodedata.normalize({form!r}, path) fixes it"
         others[fix] = unicodedata.normalize(form, path)
+    others |= {
+        f"several paths: set separator: {each!r}": path.partition(each)[0] for each in ";,|" if each in path
+    }
     for difference, other in others.items():
         if os.path.lexists(other):
             return f" {quoted(other)} exists; the table has {difference}"
-    return ""
+    suffix = next((each for each in SUFFIXES if os.path.lexists(path + each)), None)
+    return f" {quoted(path + suffix)} exists; set suffix: {suffix}" if suffix else ""
 
 
 class Rows:
@@ -300,13 +321,15 @@ class Rows:
             "" if name is None else f", id {quoted(name)}"
         )
 
-    def with_row(self, error: AsyncDataError, sample: int, path: str | None = None, hint: str = "") -> AsyncDataError:
+    def with_row(
+        self, error: AsyncDataError, sample: int, path: str | None = None, hint: str = "", where: str = ""
+    ) -> AsyncDataError:
         _, row = self.place(sample)
         kind = type(error)
         if path is not None and isinstance(error, MissingError):
             hint += _similar_path(path)
         located = kind(
-            f"{self.where(sample)}: {error}{hint}",
+            f"{self.where(sample)}: {where}{error}{hint}",
             file=path or error.file,
             dataset=error.dataset,
             row=row,
@@ -340,10 +363,10 @@ class Rows:
         # Files without samples are not parts.
         return Places(self.parts(), np.unique(which, return_inverse=True)[1], rows)
 
-    def kept(self, exclude: Exclude, path_columns: Sequence[str]) -> npt.NDArray[np.bool_]:
+    def kept(self, exclude: Exclude, paths: Sequence[Paths]) -> npt.NDArray[np.bool_]:
 
         def paths_of(sample: int) -> list[str]:
-            return [self.table.text(column, [sample])[0] for column in path_columns]
+            return [named[0] or "" for each in paths for named in [each.named(np.array([sample]))]]
 
         origin, rows, first = self.table.origin, self._row_numbers(), self.table.origin.starts[:-1].tolist()
         files, counts = origin.files or [origin.folder or GIVEN], np.diff(origin.starts).tolist()
@@ -363,47 +386,74 @@ _BLOCK = 2**18  # rows whose paths are Python strings at a time
 
 
 class Paths:
-    def __init__(self, rows: Rows, column: str, root: RootDirectory) -> None:
-        self.rows, self.column, self.root = rows, column, root
-        array = rows.table.array(column)
-        self.embedded = array if isinstance(array, EmbeddedFiles) else None  # the bytes, if the table has them
+    """The files of a column: one in each row, or a list of them.
 
-    def of(self, samples: Indices) -> list[str]:
-        """Absolute; does not access the files. What messages call them if the table has their bytes."""
+    Attributes:
+        lengths: How many files each row has; None if each has one.
+        embedded: The bytes, if the table has them.
+    """
+
+    def __init__(self, rows: Rows, column: Column, root: RootDirectory) -> None:
+        self.rows, self.column, self.root = rows, column.names[0], root
+        array, self.lengths, self._lists = rows.table.array(self.column), None, None
+        self.embedded = array if isinstance(array, EmbeddedFiles) else None
         if self.embedded is not None:
-            return [f"column {quoted(self.column)}"] * len(samples)
-        texts = self.rows.table.text(self.column, samples)
-        try:
-            return list(map(self.root.path_of, texts))
-        except SourceError:  # names the row
-            return [self._path_of(text, sample) for sample, text in zip(samples.tolist(), texts, strict=True)]
+            self.lengths = self.embedded.counts() if is_list(array.type) else None
+            return
+        array = parsed_text(array, self.column, rows.table.origin, column.separator, kind=None)
+        texts = array.flatten() if is_list(array.type) else array
+        texts = texts if column.suffix is None else formats.with_suffix(texts, column.suffix)
+        if is_list(array.type):
+            self.lengths = formats.list_lengths(array)
+            self._lists = formats.lists_of(texts.fill_null(""), self.lengths, None)  # "" is an error of its sample
+            texts = formats.first_texts(self._lists)
+        self._table = Table({self.column: texts}, rows.table.origin)  # the first path of each row, "" without any
 
-    def named(self, samples: Indices) -> list[str]:
-        """As `of`, but paths that the source refuses come as they stand in the table."""
-        paths: list[str] = self.rows.table.text(self.column, samples)
+    def of(self, samples: Indices) -> list[list[str]]:
+        """Those of each sample, absolute; does not access the files. What messages call bytes of the table."""
+        if self.embedded is not None:
+            counts = [1] * len(samples) if self.lengths is None else self.lengths[samples].tolist()
+            return [[self._name(item) for item in range(count)] for count in counts]
+        if self._lists is None:
+            texts = [[text] for text in self._table.text(self.column, samples)]
+        else:
+            texts = self._lists.take(formats.arrow_integers(samples)).to_pylist()
+        try:
+            return [list(map(self.root.path_of, each)) for each in texts]
+        except SourceError:  # names the row
+            rows = zip(samples.tolist(), texts, strict=True)
+            return [[self._path_of(text, sample, item) for item, text in enumerate(each)] for sample, each in rows]
+
+    def named(self, samples: Indices) -> list[str | None]:
+        """The first path of each sample, as it stands in the table if the source refuses it."""
+        paths: list[str | None] = [*self._table.text(self.column, samples)]
         for place, text in enumerate(paths):
             with contextlib.suppress(SourceError):
-                paths[place] = self.root.path_of(text)
+                paths[place] = self.root.path_of(text) if text else None
         return paths
 
-    def _path_of(self, text: str, sample: int) -> str:
+    def _name(self, item: int) -> str:
+        return f"column {quoted(self.column)}" + ("" if self.lengths is None else f"[{item}]")
+
+    def _path_of(self, text: str, sample: int, item: int = 0) -> str:
         try:
             return self.root.path_of(text)
         except SourceError as error:
-            raise self.rows.with_row(error, sample, text) from None
+            raise self.failed(error, sample, text, item) from None
 
-    def failed(self, error: AsyncDataError, sample: int, path: str) -> AsyncDataError:
+    def failed(self, error: AsyncDataError, sample: int, path: str, item: int = 0) -> AsyncDataError:
         """With the row, and with a filter that leaves a damaged file out."""
-        hint, name = "", self.rows.id or self.column
-        if isinstance(error, CorruptError) and (self.embedded is None or self.rows.id):
+        hint, name, listed = "", self.rows.id or self.column, self.lengths is not None
+        if isinstance(error, CorruptError) and (self.rows.id or not (listed or self.embedded is not None)):
             value = self.rows.table.array(name)[sample].as_py()
             left_out = f"filters=[[{name!r}, 'not in', [{value!r}]]]"
             hint = f"; or leave it out: {left_out}; python -m lit_async_data inspect --check-all lists all such files"
-        return self.rows.with_row(error, sample, path if self.embedded is None else None, hint)
+        where = f"{self._name(item)}: " if listed and self.embedded is None else ""
+        return self.rows.with_row(error, sample, path if self.embedded is None else None, hint, where)
 
     def distinct(self) -> tuple[Indices, list[str]]:
         """A number for each sample, and the distinct paths; for columns with few distinct paths."""
-        codes, texts = self.rows.table.encoded(self.column)
+        codes, texts = self._table.encoded(self.column)
         present, codes = np.unique(codes, return_inverse=True)
         firsts = np.unique(codes, return_index=True)[1].tolist()
         paths = []
@@ -418,8 +468,8 @@ class Paths:
     def grouped(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]]:
         count = len(self.rows)
         blocks = (self.of(np.arange(first, min(first + _BLOCK, count))) for first in range(0, count, _BLOCK))
-        return numbered(naming(self.root.within(path)) for paths in blocks for path in paths)
+        return numbered(naming(self.root.within("".join(files[:1]))) for paths in blocks for files in paths)
 
     def folders(self) -> Indices:
-        codes, texts = split_folders(self.rows.table.array(self.column))
+        codes, texts = formats.split_folders(self._table.array(self.column))
         return numbered(map(os.path.normpath, texts))[0][codes]  # several texts can name the same folder

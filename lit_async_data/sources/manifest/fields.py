@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import functools
 import io
+import itertools
 import json
 import logging
 import math
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy_format
 
-from lit_async_data.batch.spec import TENSOR_TYPES, Array, BatchSpec, FieldSpec
+from lit_async_data.batch.spec import TENSOR_TYPES, Array, BatchSpec, FieldSpec, mask_key
 from lit_async_data.errors import AsyncDataError, ConfigError, CorruptError, FormatError, ManifestError, SourceError
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.composed.composed import ConcatSource, SubsetSource
@@ -31,13 +32,13 @@ from lit_async_data.sources.hdf5.readers.part_reader import LOOKS
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.images.image import Alignment, ImageDecoder, Places, Shown
-from lit_async_data.sources.images.image_shape import Draw, ImageShape
+from lit_async_data.sources.images.image_shape import Draw
 from lit_async_data.sources.local_files import HEAD_BYTES, Exclude, mistaken
 from lit_async_data.sources.manifest.columns import FILES, Column, Kind, Paths, Rows, kind_of, within
 from lit_async_data.sources.manifest.files import FilePrefetcher, RootDirectory
 from lit_async_data.sources.table.embedded import EmbeddedFiles, Groups
 from lit_async_data.sources.table.formats import NoColumnError, is_number, listed, quoted
-from lit_async_data.sources.table.labels import Labels
+from lit_async_data.sources.table.labels import Labels, padded_length
 from lit_async_data.sources.table.table import Table, TableReader
 
 DATASET_COLUMN, DATASET = "dataset", "data"
@@ -92,7 +93,7 @@ class HDF5Fields:
             if error.file not in files:
                 raise
             first = samples[place == files.index(error.file)][:1]
-            raise self.paths.rows.with_row(error, int(first[0]), *self.paths.of(first)) from None
+            raise self.paths.rows.with_row(error, int(first[0]), self.paths.of(first)[0][0]) from None
         lengths = np.array([part.samples for part in source.parts], np.int64)
         wrong = np.flatnonzero((rows < 0) | (rows >= lengths[place]))
         if wrong.size:
@@ -177,56 +178,79 @@ _log = logging.getLogger(__name__)
 
 
 class FileField:
-    def __init__(self, paths: Paths, kind: Kind | None, image: ImageShape, prefetcher: FilePrefetcher) -> None:
-        self.paths, self._prefetcher, self.embedded = paths, prefetcher, paths.embedded
+    """One file per sample, or ``length`` of them, the last of which may be padding."""
 
-        def attempt(sample: int) -> ImageDecoder | NpyDecoder:
+    def __init__(self, paths: Paths, kind: Kind | None, column: Column, prefetcher: FilePrefetcher) -> None:
+        self.paths, self._prefetcher, self.embedded, image = paths, prefetcher, paths.embedded, column.image
+
+        def attempt(number: int) -> ImageDecoder | NpyDecoder:
             if kind == "image" and image.image_size is not None:
                 return ImageDecoder.of(image, b"", "")
-            (path,) = paths.of(np.array([sample]))
+            sample = int(filled[number])
+            path = paths.of(np.array([sample]))[0][0]
             try:
-                data = self._bytes(sample, path)
+                data = self._bytes(sample, 0, path)
                 return ImageDecoder.of(image, data, path) if kind == "image" else NpyDecoder.of(data, path)
             except SourceError as error:
                 raise paths.failed(error, sample, path) from error.__cause__
 
-        self.decoder = first_good(len(paths.rows), attempt)
-
-    @property
-    def spec(self) -> FieldSpec:
-        return self.decoder.spec
+        self.length, masked = None, False
+        if paths.lengths is not None:
+            self.length, masked = padded_length(paths.lengths, column.max_length, paths.rows.table.origin, paths.column)
+        elif column.max_length is not None:
+            raise ConfigError("each row has one file; leave it out", "max_length")
+        filled: Any = range(len(paths.rows)) if paths.lengths is None else np.flatnonzero(paths.lengths)
+        self.decoder = first_good(len(filled), attempt)
+        self.spec = spec = self.decoder.spec
+        if self.length is not None:
+            channel = None if spec.channel is None else spec.channel + 1
+            more: dict[str, Any] = {"channel": channel, "lead": spec.lead + 1, "masked": masked}
+            self.spec = dataclasses.replace(spec, shape=(self.length, *spec.shape), **more)
 
     def read(self, samples: Indices, out: Array, keys: Words | None) -> Places:
-        """Without keys, the middle of each. Returns the `Shown` of images, by place."""
-        drawn = self.decoder.draws(keys, len(samples))
-        paths, known = self.paths.of(samples), self.decoder.head
+        """Without keys, the middle of each. Returns the `Shown` of images, by place of the sample and in its list."""
+        drawn, known = self.decoder.draws(keys, len(samples)), self.decoder.head
         if self.embedded is not None or out.dtype != self.spec.dtype or not out.flags.c_contiguous:
             known = None  # the decoder raises, or copies
         head = bytearray(known or b"")
-        nbytes = len(head) + self.spec.nbytes
-        decode_s, stored, shown = 0.0, 0, dict[int, Shown]()
-        for place, (path, draw) in enumerate(zip(paths, drawn, strict=True)):
-            try:
-                if known is not None and self._prefetcher.fill(path, (head, out[place, ...]), nbytes) and head == known:
-                    continue  # takes half the time: the file holds the sample as the batch does
-                data = self._bytes(int(samples[place]), path)
-                began = time.perf_counter()
-                if image := self.decoder.decode(data, out[place, ...], draw, path):
-                    shown[place] = image
-                decode_s += time.perf_counter() - began
-                stored += len(data)
-            except SourceError as error:
-                raise self.paths.failed(error, int(samples[place]), path) from error.__cause__
+        nbytes = len(head) + self.decoder.spec.nbytes
+        decode_s, stored, shown = 0.0, 0, dict[Any, Shown]()
+        if self.spec.masked:
+            out[~self.mask(samples)] = 0
+        for place, files in enumerate(self.paths.of(samples)):
+            sample = int(samples[place])
+            for item, path in enumerate(files):
+                view = out[place, ...] if self.length is None else out[place, item, ...]
+                try:
+                    if known is not None and self._prefetcher.fill(path, (head, view), nbytes) and head == known:
+                        continue  # takes half the time: the file holds the sample as the batch does
+                    data = self._bytes(sample, item, path)
+                    began = time.perf_counter()
+                    if image := self.decoder.decode(data, view, drawn[place], path):
+                        shown[place, item] = image
+                    decode_s += time.perf_counter() - began
+                    stored += len(data)
+                except SourceError as error:
+                    raise self.paths.failed(error, sample, path, item) from error.__cause__
         if stored:
             CLOCK.decoded(decode_s, stored, out.nbytes)
         return shown
 
-    def _bytes(self, sample: int, path: str) -> bytes:
-        return self._prefetcher.read(path) if self.embedded is None else bytes(self.embedded[sample].as_py())
+    def mask(self, samples: Indices) -> npt.NDArray[np.bool_]:
+        assert self.paths.lengths is not None
+        return np.asarray(np.arange(self.length or 0) < self.paths.lengths[samples, None])
+
+    def _bytes(self, sample: int, item: int, path: str) -> bytes:
+        if self.embedded is None:
+            return self._prefetcher.read(path)
+        data, named = self.embedded.file(sample, item)
+        if data is None:
+            raise FormatError(f"{path}: {_no_bytes(named)}; write them into it")
+        return data
 
     def fetch(self, samples: Indices) -> bool:
         if self.embedded is None and self._prefetcher.wanted:
-            self._prefetcher.fetch(self.paths.of(samples))
+            self._prefetcher.fetch(itertools.chain(*self.paths.of(samples)))
             return True
         return False
 
@@ -265,8 +289,9 @@ class Fields:
         table, self.labels = _labels(inline, table, reader)
         self.excluded = np.empty(0, np.int64)
         if exclude is not None:
-            named = [column.names[0] for column in files.values() if table.is_text(column.names[0])]
-            kept = Rows(table, id).kept(exclude, named)
+            rows = Rows(table, id)
+            paths = [Paths(rows, column, root) for column in files.values()]
+            kept = rows.kept(exclude, [each for each in paths if each.embedded is None])
             self.excluded = np.flatnonzero(~kept)
             table = _without(table, reader, [self.excluded])
             table, self.labels = _labels(inline, table, reader)
@@ -276,14 +301,13 @@ class Fields:
         for key, column in files.items():
             if key not in hdf5:
                 with within(f"fields.{key}."):
-                    paths = Paths(self.rows, column.names[0], root)
-                    self.files[key] = FileField(paths, kinds[key], column.image, self.prefetcher)
+                    self.files[key] = FileField(Paths(self.rows, column, root), kinds[key], column, self.prefetcher)
         self.alignment = Alignment({key: columns[key].image for key in self.files if kinds[key] == "image"})
         self.hdf5 = [self._hdf5_fields(group, root) for group in grouped_by_location(hdf5, table)]
 
     def _hdf5_fields(self, columns: Mapping[str, Column], root: RootDirectory) -> HDF5Fields:
         (key, first), table = next(iter(columns.items())), self.rows.table
-        paths = Paths(self.rows, first.names[0], root)
+        paths = Paths(self.rows, first, root)
         named = dataset_column(first, table)
         datasets = None if named is None else table.encoded(named)
         with within(f"fields.{key}."):
@@ -294,7 +318,15 @@ class Fields:
         specs = {key: each.spec for key, each in (self.labels | self.files).items()}
         for fields in self.hdf5:
             specs.update(fields.specs)
-        return {key: specs[key] for key in self._columns}
+        found = dict[str, FieldSpec]()
+        for key in self._columns:
+            found[key] = specs[key]
+            if specs[key].masked:
+                if mask_key(key) in self._columns:
+                    what = f"{mask_key(key)} is the field that tells the padding of {key}; choose another key"
+                    raise ConfigError(what, f"fields.{mask_key(key)}")
+                found[mask_key(key)] = FieldSpec(specs[key].shape[:1], np.dtype(bool))
+        return found
 
     @property
     def embedded(self) -> list[EmbeddedFiles]:
@@ -323,13 +355,16 @@ class Fields:
             if requested:
                 fields.read(samples, requested)
         self._read_files(samples, out, keys)
+        for key, field in (self.labels | self.files).items():
+            if field.spec.masked and mask_key(key) in out:
+                out[mask_key(key)][...] = field.mask(samples)
 
     def _read_files(self, samples: Indices, out: Mapping[str, Array], keys: Words | None) -> dict[str, Places]:
         found = {key: file.read(samples, out[key], keys) for key, file in self.files.items() if key in out}
-        for key, place, what in self.alignment.mismatches(found):
+        for key, (place, item), what in self.alignment.mismatches(found):
             paths, sample = self.files[key].paths, samples[place : place + 1]
-            (path,) = paths.of(sample)
-            raise paths.failed(FormatError(f"{path}: {what}"), int(sample[0]), path)
+            path = paths.of(sample)[0][item]
+            raise paths.failed(FormatError(f"{path}: {what}"), int(sample[0]), path, item)
         return found
 
     def check_first(self, spec: BatchSpec) -> None:
@@ -374,17 +409,18 @@ class Fields:
 
 
 def _check_paths(key: str, column: Column, table: Table) -> None:
-    missing = table.missing(column.names[0])
+    array, missing = table.array(column.names[0]), table.missing(column.names[0])
     if missing.size:
         more = f", and none in {missing.size - 1} other rows" if missing.size > 1 else ""
-        array, row, what, advice = table.array(column.names[0]), int(missing[0]), "path", "give one"
+        row, what, advice = int(missing[0]), "no path", "give one"
         if isinstance(array, EmbeddedFiles):
-            path, advice = array.path(row), "write them into it"
-            what = (
-                "bytes" if path is None else f"bytes, only the path {quoted(path)} of a file that is not in the table"
-            )
-        message = f"no {what}{more}; {advice}, or set null: drop in fields.{key}"
+            what, advice = _no_bytes(array.file(row)[1]), "write them into it"
+        message = f"{what}{more}; {advice}, or set null: drop in fields.{key}"
         raise table.origin.error(message, row=row, column=column.names[0])
+
+
+def _no_bytes(path: str | None) -> str:
+    return "no bytes" + (f", only the path {quoted(path)} of a file that is not in the table" if path else "")
 
 
 def _without(table: Table, reader: TableReader, dropped: Sequence[Indices]) -> Table:
@@ -515,6 +551,7 @@ def labels_of(column: Column, table: Table) -> Labels:
         null=column.null,
         kind=kind,
         separator=column.separator,
+        max_length=column.max_length,
     )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import itertools
 import logging
 import os
 from collections import Counter
@@ -154,6 +155,12 @@ def _utf8_path(path: str) -> str:
 
 OPTIONS = ["root", "id", "filters", "exclude", "check_files", "allow_external", "delimiter", "encoding"]
 OPTIONS += [field.name for field in dataclasses.fields(ImageShape)]
+# What to do with names that are no options of a table.
+ELSEWHERE = OF_SOURCE | {
+    each.name: f'give it to a column: {{"name": COLUMN, "{each.name}": …}}'
+    for each in dataclasses.fields(Column)
+    if each.name not in ("name", "image", "given")
+}
 
 Check = Literal["first", "none"]
 FOLDER_ROWS = 256  # files of a folder in one chunk of ``shuffle="chunk"``
@@ -265,7 +272,7 @@ class ManifestSource(Source):
             raise ConfigError(f"{id!r} is not the name of a column", "id")
         flag("allow_external", allow_external)
         one_of("check_files", check_files, get_args(Check))
-        check_names(image, OPTIONS, OF_SOURCE)
+        check_names(image, OPTIONS, ELSEWHERE)
         shape = ImageShape(**image)
         columns, as_mapping = columns_of_fields(fields, shape)
         text_format = TextFormat.of(delimiter, encoding)
@@ -275,7 +282,7 @@ class ManifestSource(Source):
         self._fields = Fields(columns, self._reader, folder, id, exclude)
         if shape.image_size is not None and not any(field.decoder.images for field in self._fields.files.values()):
             given = ", ".join(f"{key} (column {', '.join(column.names)!r})" for key, column in columns.items())
-            hint = "set kind: image for paths without an image suffix, or leave out image_size"
+            hint = "set kind: image, or suffix: .jpg, for paths without an image suffix, or leave out image_size"
             raise ConfigError(f"no field holds paths of images: {given}; {hint}", "image_size")
         self._spec = BatchSpec(self._fields.specs, as_mapping=as_mapping)
         if check_files == "first":
@@ -311,7 +318,7 @@ class ManifestSource(Source):
             ((3, 32, 32), ('auk', 'owl'))
             >>> folder.cleanup()
         """
-        check_names(options, OPTIONS, OF_SOURCE)
+        check_names(options, OPTIONS, ELSEWHERE)
         path = local_path(root)
         with opening_errors(path, "listed"):
             table = class_folders(path, links=bool(options.get("allow_external")))
@@ -335,7 +342,8 @@ class ManifestSource(Source):
         """Number of samples and fields, and the names of files and the labels of some samples, evenly spaced."""
         fields, fingerprint = self._fields, super().fingerprint()
         if fields.paths is not None:
-            fingerprint["names of files"] = digest(map(os.path.basename, fields.paths.of(probes(len(self), most=256))))
+            files = itertools.chain(*fields.paths.of(probes(len(self), most=256)))
+            fingerprint["names of files"] = digest(map(os.path.basename, files))
         for groups in fields.groups:
             fingerprint["sizes of row groups"] = digest(np.asarray(groups.nbytes))
         if fields.excluded.size:

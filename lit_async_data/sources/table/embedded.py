@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from lit_async_data.errors import ChangedError, CorruptError, FormatError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import MemoryNeeds, Reservation, StorageLayout, starts
 from lit_async_data.sources.local_files import opening_errors
-from lit_async_data.sources.table.formats import arrow, booleans_of, printable_path, quoted, values_of
+from lit_async_data.sources.table.formats import arrow, booleans_of, is_list, printable_path, quoted, values_of
 from lit_async_data.system import ProcessGuard
 
 # Groups that stay in memory where nobody has reserved room: the next sample is mostly of one of them.
 _FEW = 2
 State = tuple[int, int, int]  # inode, bytes and time of a file
+
+_log = logging.getLogger(__name__)
 
 
 def storage_type(kind: Any) -> Any:
@@ -28,8 +31,10 @@ def storage_type(kind: Any) -> Any:
 
 
 def holds_bytes(kind: Any) -> bool:
-    """Whether values are bytes, or records of bytes and a path, as Hugging Face writes images and sounds."""
+    """Whether values are bytes, or records of bytes and a path, as Hugging Face writes them, or lists of these."""
     types, kind = arrow("types"), storage_type(kind)
+    if is_list(kind):
+        return holds_bytes(kind.value_type)
     if types.is_struct(kind):
         return kind.get_field_index("bytes") >= 0 and holds_bytes(kind.field("bytes").type)
     return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
@@ -52,23 +57,20 @@ class EmbeddedFiles:
     def take(self, numbers: Any) -> Self:
         return type(self)(self.groups, self.rows[values_of(numbers)])
 
-    def is_valid(self) -> Any:
-        return arrow().array(self.groups.valid()[self.rows])
+    def counts(self) -> Indices:
+        """How many files each row has; −1 without a value."""
+        return self.groups.counts()[self.rows]
 
     def is_null(self, **_: Any) -> Any:
-        return arrow().array(~self.groups.valid()[self.rows])
+        return arrow().array(self.counts() < 0)
 
     @property
     def null_count(self) -> int:
         return int(self.is_null().true_count)
 
-    def __getitem__(self, number: int) -> Any:
-        """The bytes, as an Arrow scalar."""
-        return self.groups.values(int(self.rows[number]))[0]
-
-    def path(self, number: int) -> str | None:
-        """What the row names as the path of its bytes."""
-        return self.groups.values(int(self.rows[number]))[1]
+    def file(self, number: int, item: int = 0) -> tuple[bytes | None, str | None]:
+        """The bytes of a file of a row, and what the row names as their path."""
+        return self.groups.file(int(self.rows[number]), item)
 
     def numbers(self) -> Indices:
         """The group of each file; int64."""
@@ -95,15 +97,15 @@ class Groups:
         kind: The Arrow type of the column.
         counts: Rows of each group.
         nbytes: Bytes of each group, decoded; 0 in memory.
-        load: Returns the Arrow array of a group.
-        complete: For each group, whether all rows are known to have bytes.
+        load: Returns the Arrow array of a group; or one that is null, or has lists as long, where that one does.
+        complete: For each group, whether each row is known to have one file.
     """
 
     def __init__(
         self, kind: Any, counts: Sequence[int], nbytes: Sequence[int], load: Any, complete: Sequence[bool]
     ) -> None:
         self.type, self.starts, self.nbytes, self._load, self._complete = kind, starts(counts), nbytes, load, complete
-        self._valid: npt.NDArray[np.bool_] | None = None
+        self._counts: Indices | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -115,25 +117,30 @@ class Groups:
     def __reduce__(self) -> tuple[Any, ...]:
         return Groups, (self.type, np.diff(self.starts), self.nbytes, self._load, self._complete)
 
-    def values(self, row: int) -> tuple[Any, str | None]:
+    def file(self, row: int, item: int) -> tuple[bytes | None, str | None]:
         group = int(np.searchsorted(self.starts, row, side="right")) - 1
         value = self.array(group)[row - int(self.starts[group])]
+        value = _storage(value.values)[item] if value.is_valid and is_list(value.type) else value
         if not arrow("types").is_struct(value.type):
-            return value, None
-        path = value["path"].as_py() if value.is_valid and value.type.get_field_index("path") >= 0 else None
-        return value["bytes"], path
+            return value.as_py(), None
+        path = value["path"] if value.is_valid and value.type.get_field_index("path") >= 0 else None
+        named = None if path is None or not path.is_valid else path.as_buffer().to_pybytes().decode(errors="replace")
+        return value["bytes"].as_py() if value.is_valid else None, named
 
-    def valid(self) -> npt.NDArray[np.bool_]:
-        """Which rows have bytes. Reads groups whose statistics do not say it."""
-        if self._valid is None:
-            parts = [np.ones(count, np.bool_) for count in np.diff(self.starts).tolist()]
+    def counts(self) -> Indices:
+        """How many files each row has; −1 without a value. Reads groups whose statistics do not say it."""
+        if self._counts is None:
+            parts = [np.ones(count, np.int64) for count in np.diff(self.starts).tolist()]
             for group in np.flatnonzero(~np.asarray(self._complete, np.bool_)).tolist():
-                array = self.array(group)
-                if arrow("types").is_struct(array.type):  # also null where the record is, unlike `StructArray.field`
+                array = self._load(group, counted=True)
+                lengths: Any = np.ones(len(array), np.int64)
+                if is_list(array.type):
+                    lengths = values_of(arrow("compute").list_value_length(array))
+                elif arrow("types").is_struct(array.type):  # also null where the record is, unlike `StructArray.field`
                     array = arrow("compute").struct_field(array, ["bytes"])
-                parts[group] = booleans_of(array.is_valid())
-            self._valid = np.concatenate(parts)
-        return self._valid
+                parts[group] = np.where(booleans_of(array.is_valid()), lengths, -1)
+            self._counts = np.concatenate(parts)
+        return self._counts
 
     def memory(self, chunks: int) -> MemoryNeeds:
         largest, total = max(self.nbytes), sum(self.nbytes)
@@ -161,7 +168,7 @@ class Groups:
             loading = self._loading.setdefault(group, threading.Lock())
         with loading:  # others that want the same group wait for it
             if (found := self._held.get(group)) is None:
-                found = self._load(group)
+                found = self._load(group, counted=False)
                 with self._lock:
                     self._held[group] = found
                     self._loading.pop(group, None)
@@ -176,57 +183,64 @@ class Groups:
                 self._held.clear()
 
 
-class Loaded:
-    """The chunks of a column in memory."""
+def loaded(column: Any) -> EmbeddedFiles:
+    """Those of a column in memory."""
+    chunks = [_storage(chunk) for chunk in column.chunks]
+    counts, load = list(map(len, chunks)), functools.partial(_chunk, chunks)
+    groups = Groups(column.type, counts, [0] * len(counts), load, [False] * len(counts))
+    return EmbeddedFiles(groups, np.arange(len(column)))
 
-    def __init__(self, chunks: Sequence[Any]) -> None:
-        self._chunks = chunks
 
-    def __call__(self, group: int) -> Any:
-        return self._chunks[group]
-
-    @classmethod
-    def files(cls, column: Any) -> EmbeddedFiles:
-        chunks = [_storage(chunk) for chunk in column.chunks]
-        counts = list(map(len, chunks))
-        groups = Groups(column.type, counts, [0] * len(counts), cls(chunks), [False] * len(counts))
-        return EmbeddedFiles(groups, np.arange(sum(counts)))
+def _chunk(chunks: Sequence[Any], group: int, **_: Any) -> Any:
+    return chunks[group]
 
 
 class ParquetGroups:
-    """The row groups of Parquet files. The column is read as a whole: the paths beside the bytes are short."""
+    """The row groups of Parquet files. The column is read as a whole: the paths beside the bytes are short.
 
-    def __init__(self, name: str, files: Sequence[str], open_file: Callable[[str], Any]) -> None:
+    Repeated bytes are held once, as the file holds them.
+    """
+
+    def __init__(self, name: str, files: Sequence[str], open_file: Callable[..., Any]) -> None:
         self._name, self._files, self._open = name, files, open_file
         self._states, self._places, self._nbytes = list[State](), list[tuple[int, int]](), list[int]()
+        self._leaves = list[tuple[str, str]]()  # of each file: what to read as a dictionary, and to count files by
 
     @classmethod
     def files(
-        cls, name: str, kind: Any, files: Sequence[str], rows: Indices, open_file: Callable[[str], Any]
+        cls, name: str, kind: Any, files: Sequence[str], rows: Indices, open_file: Callable[..., Any]
     ) -> EmbeddedFiles:
         load, counts, complete = cls(name, files, open_file), list[int](), list[bool]()
+        lists = is_list(storage_type(kind))
         for number, file in enumerate(files):
             load._states.append(_state(file))
             with open_file(file) as parquet:
+                places = {parquet.schema.column(place).path: place for place in range(len(parquet.schema))}
+                own = [leaf for leaf in places if f"{leaf}.".startswith(f"{name}.")]
+                held = next((leaf for leaf in own if leaf.endswith(".bytes")), own[0])
+                load._leaves.append((held, next((leaf for leaf in own if leaf.endswith(".path") and lists), name)))
                 for group in map(parquet.metadata.row_group, range(parquet.num_row_groups)):
-                    leaves = [group.column(place) for place in range(group.num_columns)]
-                    leaves = [leaf for leaf in leaves if f"{leaf.path_in_schema}.".startswith(f"{name}.")]
-                    own = [leaf.statistics for leaf in leaves if leaf.path_in_schema in (name, f"{name}.bytes")]
-                    complete.append(all(each is not None and each.null_count == 0 for each in own))
+                    known = group.column(places[held]).statistics
+                    complete.append(not lists and known is not None and known.null_count == 0)
                     counts.append(group.num_rows)
-                    load._nbytes.append(sum(leaf.total_uncompressed_size for leaf in leaves))
+                    leaves = [group.column(places[leaf]) for leaf in own]
+                    load._nbytes.append(sum(leaf.total_uncompressed_size + 4 * leaf.num_values for leaf in leaves))
                 load._places += [(number, group) for group in range(parquet.num_row_groups)]
         return EmbeddedFiles(Groups(kind, counts, load._nbytes, load, complete), rows)
 
-    def __call__(self, group: int) -> Any:
+    def __call__(self, group: int, *, counted: bool) -> Any:
         number, place = self._places[group]
         file, own = self._files[number], f"row group {place} of column {quoted(self._name)}"
+        held, short = self._leaves[number]
+        if counted and short == self._name:
+            _log.info("%s: reading all of %s, because nothing else says which rows have a value", file, own)
         changed = ChangedError(f"{printable_path(file)}: changed since the source was built; build it again", file=file)
         if _state(file) != self._states[number]:
             raise changed
         try:
-            with self._open(file) as parquet:
-                column = parquet.read_row_group(place, columns=[self._name], use_threads=False).column(self._name)
+            with self._open(file, read_dictionary=[held]) as parquet:
+                names = [short if counted else self._name]
+                column = parquet.read_row_group(place, columns=names, use_threads=False).column(self._name)
             chunks = list(map(_storage, column.chunks))
             array = chunks[0] if len(chunks) == 1 else arrow().concat_arrays(chunks)
         except (arrow().ArrowException, OSError) as error:

@@ -14,7 +14,7 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -236,6 +236,27 @@ def lists_of(values: Any, lengths: Indices, missing: Any) -> Any:
     return arrow().LargeListArray.from_arrays(np.append(0, np.cumsum(lengths)), values, mask=missing)
 
 
+def first_texts(lists: Any) -> Any:
+    """The first text of each list; empty for an empty one."""
+    compute = arrow("compute")
+    filled = compute.greater(compute.list_value_length(lists), 0)
+    return lists.values.take(compute.if_else(filled, lists.offsets.slice(0, len(lists)), None)).fill_null("")
+
+
+def with_suffix(array: Any, suffix: str) -> Any:
+    """Text, or whole numbers as digits, with an ending where it is missing."""
+    compute, text = arrow("compute"), array.cast(arrow().large_string())
+    ending, nothing = (arrow().scalar(each, arrow().large_string()) for each in (suffix, ""))
+    ended = compute.ends_with(text, suffix, ignore_case=True)
+    return compute.if_else(ended, text, compute.binary_join_element_wise(text, ending, nothing))
+
+
+def places_in(lengths: Indices) -> tuple[Indices, Indices]:
+    """Of all values of lists, one after the other: the number of the list, and the place in it."""
+    lists = np.repeat(np.arange(len(lengths)), lengths)
+    return lists, np.arange(len(lists)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+
+
 def _concatenated(column: Any) -> Any:
     if column.num_chunks == 1:
         return column.chunk(0)
@@ -454,9 +475,20 @@ def _array(path: str, name: str, listed: list[Any]) -> Any:
         raise _error(path, row, f"{message}; write all values as one type", name)
     try:
         return arrow().array(listed)
+    except UnicodeEncodeError:
+        raise _error(path, surrogate_row(listed) or 0, "half of a surrogate pair, which is not UTF-8", name) from None
     except (arrow().ArrowException, ValueError, OverflowError) as error:
         message = f"cannot be read: {quoted(str(error))}; write large whole numbers as text"
         raise RowOrigin.of_file(path).error(message, column=name) from error
+
+
+def surrogate_row(values: Iterable[Any]) -> int | None:
+    """The row of the first text, also in a list, that UTF-8 cannot encode."""
+    texts = (
+        json.dumps(each, ensure_ascii=False, default=lambda one: getattr(one, "tolist", one.__str__)())
+        for each in values
+    )
+    return next((row for row, text in enumerate(texts) if re.search("[\ud800-\udfff]", text)), None)
 
 
 def _objects(path: str) -> Iterator[dict[str, Any]]:

@@ -19,23 +19,8 @@ from lit_async_data.batch.spec import Array, FieldSpec
 from lit_async_data.errors import ConfigError, ManifestError, SourceError, few
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
-from lit_async_data.sources.table.formats import (
-    RowOrigin,
-    arrow,
-    as_single_array,
-    booleans_of,
-    first_true_row,
-    is_categorical,
-    is_list,
-    is_ordered,
-    is_text,
-    is_text_list,
-    list_lengths,
-    listed,
-    lists_of,
-    quoted,
-    values_of,
-)
+from lit_async_data.sources.table import formats
+from lit_async_data.sources.table.formats import RowOrigin, arrow, booleans_of, is_list, is_text, listed, quoted
 
 INEXACT = 2**53  # from here on, float64 cannot represent every whole number
 MISSING = ["", "nan", "NaN", "NAN", "NA", "N/A"]  # as spreadsheets and pandas write
@@ -89,14 +74,14 @@ def check_text(array: Any, column: str, origin: RowOrigin) -> None:
 
 
 def _holds_text(kind: Any) -> bool:
-    return is_text(kind) or is_categorical(kind) or (is_list(kind) and _holds_text(kind.value_type))
+    return is_text(kind) or formats.is_categorical(kind) or (is_list(kind) and _holds_text(kind.value_type))
 
 
 def _entries(array: Any) -> Any:
     """Without texts outside of the array that share its buffers."""
     if is_list(array.type):
         return _entries(array.flatten())
-    return array.dictionary.take(array.unique().indices.drop_null()) if is_categorical(array.type) else array
+    return array.dictionary.take(array.unique().indices.drop_null()) if formats.is_categorical(array.type) else array
 
 
 def _is_not_utf8(array: Any) -> bool:
@@ -133,7 +118,7 @@ def as_numbers(array: Any, column: str, origin: RowOrigin, owners: Indices | Non
     trimmed = compute.utf8_trim_whitespace(array)
     missing = compute.match_substring_regex(trimmed, rf"^({'|'.join(map(re.escape, MISSING))})$")
     trimmed = compute.if_else(missing, library.nulls(len(trimmed), trimmed.type), trimmed)
-    odd = first_true_row(compute.match_substring_regex(trimmed, r"(?i)^[+-]?(0x|inf)"))
+    odd = formats.first_true_row(compute.match_substring_regex(trimmed, r"(?i)^[+-]?(0x|inf)"))
     if odd >= 0:
         raise fail(odd, "is not a finite decimal number; leave the cell empty if there is no value")
     whole = _cast(trimmed, library.int64())
@@ -147,7 +132,7 @@ def as_numbers(array: Any, column: str, origin: RowOrigin, owners: Indices | Non
         raise fail(place, "is not a number; leave the cell empty if there is no value, or set kind: class")
     long = compute.match_substring_regex(trimmed, r"^[+-]?[0-9]{16,}$")
     rounded = compute.and_kleene(long, compute.greater_equal(compute.abs(numbers), float(INEXACT)))
-    place = first_true_row(rounded)
+    place = formats.first_true_row(rounded)
     if place >= 0:
         raise fail(place, "does not fit into int64, or would be rounded in a column with fractions; keep it as text")
     return numbers
@@ -156,31 +141,31 @@ def as_numbers(array: Any, column: str, origin: RowOrigin, owners: Indices | Non
 def parsed_text(array: Any, column: str, origin: RowOrigin, separator: str | None, *, kind: str | None) -> Any:
     """Text as lists and numbers, as the options say: with a separator, an empty cell has no value."""
     compute, numbers = arrow("compute"), kind == "number"
-    if is_categorical(array.type) and (separator is not None or numbers):
+    if formats.is_categorical(array.type) and (separator is not None or numbers):
         array = array.dictionary_decode()
     if separator is not None:
         if not is_text(array.type):
             raise ConfigError(f"column {quoted(column)} holds {array.type}, not text; leave it out", "separator")
         array = compute.if_else(compute.equal(compute.utf8_trim_whitespace(array), ""), None, array)
-        array = _trimmed(as_single_array(arrow().chunked_array([compute.split_pattern(array, separator)])))
+        array = _trimmed(formats.as_single_array(arrow().chunked_array([compute.split_pattern(array, separator)])))
     if not is_list(array.type):
         return as_numbers(array, column, origin) if numbers and is_text(array.type) else array
-    values, lengths = array.flatten(), list_lengths(array)
+    values, lengths = array.flatten(), formats.list_lengths(array)
     if kind == "class" and arrow("types").is_integer(values.type):
         values = values.cast(arrow().large_string())
     elif numbers and is_text(values.type):
         values = as_numbers(values, column, origin, np.repeat(np.arange(len(array)), lengths))
     else:
         return array
-    return lists_of(values, lengths, array.is_null())
+    return formats.lists_of(values, lengths, array.is_null())
 
 
 def _trimmed(array: Any) -> Any:
     compute = arrow("compute")
     texts = compute.utf8_trim_whitespace(array.flatten())
     filled = compute.not_equal(texts, "")
-    owners = np.repeat(np.arange(len(array)), list_lengths(array))[booleans_of(filled)]
-    return lists_of(texts.filter(filled), np.bincount(owners, minlength=len(array)), array.is_null())
+    owners = np.repeat(np.arange(len(array)), formats.list_lengths(array))[booleans_of(filled)]
+    return formats.lists_of(texts.filter(filled), np.bincount(owners, minlength=len(array)), array.is_null())
 
 
 def _cast(array: Any, kind: Any) -> Any:
@@ -193,7 +178,7 @@ def _cast(array: Any, kind: Any) -> Any:
 def check_notation(array: Any, column: str, origin: RowOrigin) -> None:
     several = is_list(array.type)
     entries = array.flatten() if several else array
-    if is_categorical(entries.type):
+    if formats.is_categorical(entries.type):
         entries = entries.dictionary_decode()
     distinct = entries.unique().drop_null()
     if len(distinct) > MOST_CLASSES:
@@ -276,10 +261,15 @@ class Labels(NamedTuple):
     # Rows without a value that are to be dropped, ascending; int64. Their values are undefined.
     dropped: Indices = _NONE
     texts: tuple[str, ...] = ()  # what the values 0, 1, 2, … stand for, if that is text but no class
+    masked: bool = False  # whether rows of several texts may be padded, with `IGNORED`
+
+    def mask(self, samples: Indices) -> npt.NDArray[np.bool_]:
+        return np.asarray(self.values[samples] != IGNORED)
 
     @property
     def spec(self) -> FieldSpec:
-        return FieldSpec(self.values.shape[1:], self.values.dtype, classes=self.classes, texts=self.texts)
+        names: dict[str, Any] = {"classes": self.classes, "texts": self.texts}
+        return FieldSpec(self.values.shape[1:], self.values.dtype, masked=self.masked, **names)
 
     def of_classes(self, classes: Sequence[str], fail: Fail) -> Labels:
         """As numbers of other names; ``fail`` takes a row with another name, and that name."""
@@ -287,11 +277,12 @@ class Labels(NamedTuple):
         numbers = {name: number for number, name in enumerate(classes)}
         trimmed = str if self.texts else trim
         new = np.array([numbers.get(name, numbers.get(trimmed(name), -1)) for name in own], np.int64)
+        several = values.ndim > 1 and not self.texts
         for lost in np.flatnonzero(new < 0).tolist():
-            has = values[:, lost] == 1 if values.ndim > 1 else values == lost
+            has = np.asarray(values[:, lost] == 1 if several else values == lost)
             if has.any():
-                raise fail(int(has.argmax()), own[lost])
-        if values.ndim == 1:
+                raise fail(int(np.argwhere(has)[0, 0]), own[lost])
+        if not several:
             renumbered = values.astype(np.int64)
             known = renumbered >= 0  # ignored rows keep their value
             renumbered[known] = new[renumbered[known]]
@@ -300,8 +291,8 @@ class Labels(NamedTuple):
             for number in np.flatnonzero(new >= 0).tolist():
                 np.maximum(renumbered[:, new[number]], values[:, number], out=renumbered[:, new[number]])
             renumbered[np.isnan(values).any(axis=1)] = np.nan if values.dtype.kind == "f" else 0
-        named = Labels(renumbered, tuple(classes), self.dropped)
-        return named._replace(classes=(), texts=named.classes) if self.texts else named
+        named: dict[str, Any] = {"texts" if self.texts else "classes": tuple(classes)}
+        return self._replace(values=renumbered, **named)
 
     def cast(self, dtype: np.dtype[Any] | None, fail: Fail) -> Labels:
         """May round fractions; ``fail`` takes a row that does not fit."""
@@ -334,7 +325,7 @@ def labels_of(
     together: bool = False,
 ) -> Labels:
     """From arrays as of `as_single_array`; see `Table.labels`. With ``together``, the values get an axis of columns."""
-    several = not together and is_text_list(columns[0][1].type)
+    several = not together and formats.is_text_list(columns[0][1].type)
     if null == "zero" and not several:
         raise ConfigError("zero is for several classes per row; set ignore or drop", "null")
     parsed = [(name, _column_of(array, name, origin, classes, null)) for name, array in columns]
@@ -346,14 +337,38 @@ def labels_of(
     return _with_null_option(_side_by_side(parsed, origin), null, origin, None)
 
 
-def texts_of(array: Any, name: str, origin: RowOrigin, null: Null) -> Labels:
-    """Text, or whole numbers as digits, as numbers of its distinct values in order."""
+def texts_of(array: Any, name: str, origin: RowOrigin, null: Null, max_length: int | None) -> Labels:
+    """Text, or whole numbers as digits, as numbers of its distinct values in order; lists padded with `IGNORED`."""
     if null == "zero":
         raise ConfigError("zero is for several classes per row; set ignore or drop", "null")
-    text = array if is_text(array.type) or is_categorical(array.type) else array.cast(arrow().large_string())
-    column = _classes_of_text(text, None, lambda row, message: origin.error(message, row=row), ids=True)
+    flat = array.flatten() if is_list(array.type) else array
+    if not (is_text(flat.type) or formats.is_categorical(flat.type) or arrow("types").is_integer(flat.type)):
+        raise origin.error(f"holds {array.type}; give text or whole numbers", column=name)
+    text = flat.cast(arrow().large_string()) if arrow("types").is_integer(flat.type) else flat
+    column, masked = _classes_of_text(text, None, lambda row, message: origin.error(message, row=row), ids=True), False
+    if is_list(array.type):
+        lengths, missing = formats.list_lengths(array), np.array(booleans_of(array.is_null()))
+        length, masked = padded_length(lengths, max_length, origin, name)
+        values, (rows, places) = np.full((len(array), length), IGNORED, np.int64), formats.places_in(lengths)
+        values[rows, places] = column.values
+        missing[rows[column.missing]] = True
+        column = _Column(values, missing, column.classes)
+    elif max_length is not None:
+        raise ConfigError("each row has one text; leave it out", "max_length")
     labels = _with_null_option(column, null, origin, name)
-    return labels._replace(classes=(), texts=labels.classes)
+    return labels._replace(classes=(), texts=labels.classes, masked=masked)
+
+
+def padded_length(lengths: Indices, most: int | None, origin: RowOrigin, name: str) -> tuple[int, bool]:
+    """The length that lists are padded to, and whether they may be padded at all."""
+    longest = int(lengths.max(initial=0))
+    if not longest:
+        raise origin.error("every list in it is empty", column=name)
+    if most is not None and longest > most:
+        row = int(np.argmax(lengths > most))
+        what = f"a list of {lengths[row]}, more than max_length {most}; the longest has {longest}: raise it to that"
+        raise origin.error(what, row=row, column=name)
+    return most or longest, most is not None or bool((lengths < longest).any())
 
 
 def _column_of(array: Any, name: str, origin: RowOrigin, vocabulary: tuple[str, ...] | None, null: Null) -> _Column:
@@ -361,8 +376,8 @@ def _column_of(array: Any, name: str, origin: RowOrigin, vocabulary: tuple[str, 
         return origin.error(message, row=row, column=name)
 
     kind = array.type
-    of_text = is_text(kind) or is_categorical(kind)
-    listed = is_text_list(kind)
+    of_text = is_text(kind) or formats.is_categorical(kind)
+    listed = formats.is_text_list(kind)
     if arrow("types").is_null(kind):
         raise origin.error("no row has a value", column=name)
     if vocabulary is not None and not (of_text or listed):
@@ -433,12 +448,12 @@ def _numbers(array: Any, origin: RowOrigin, name: str, fail: Fail) -> _Column:
         values = booleans_of(array)
     elif types.is_integer(kind):
         if types.is_uint64(kind):
-            large = np.flatnonzero(values_of(array) > np.iinfo(np.int64).max)
+            large = np.flatnonzero(formats.values_of(array) > np.iinfo(np.int64).max)
             if large.size:
                 raise fail(int(large[0]), f"{array[int(large[0])].as_py()} does not fit into int64; store it as text")
-        values = values_of(array.cast(library.int64()), IGNORED)
+        values = formats.values_of(array.cast(library.int64()), IGNORED)
     elif types.is_floating(kind):
-        values = np.array(values_of(array))
+        values = np.array(formats.values_of(array))
         values[missing] = np.nan
     else:
         raise origin.error(f"holds {kind}, which cannot be a label; give numbers, text or lists of them", column=name)
@@ -446,9 +461,9 @@ def _numbers(array: Any, origin: RowOrigin, name: str, fail: Fail) -> _Column:
 
 
 def _classes_of_text(array: Any, vocabulary: tuple[str, ...] | None, fail: Fail, *, ids: bool = False) -> _Column:
-    encoded = array if is_categorical(array.type) else array.dictionary_encode()
+    encoded = array if formats.is_categorical(array.type) else array.dictionary_encode()
     missing = booleans_of(encoded.is_null())
-    codes = values_of(encoded.indices).astype(np.int64)
+    codes = formats.values_of(encoded.indices).astype(np.int64)
     if vocabulary is None and not ids and len(encoded.dictionary) > MOST_CLASSES:
         raise ConfigError(
             f"{len(encoded.dictionary)} distinct texts, which seem to be ids or paths; set kind: text, or "
@@ -459,7 +474,7 @@ def _classes_of_text(array: Any, vocabulary: tuple[str, ...] | None, fail: Fail,
     used = np.zeros(len(entries), np.bool_)
     used[codes[~missing]] = True
     present = {trimmed(entry) for entry, each in zip(entries, used.tolist(), strict=True) if each}
-    own = tuple(dict.fromkeys(map(trimmed, entries))) if is_ordered(encoded.type) else in_order(present)
+    own = tuple(dict.fromkeys(map(trimmed, entries))) if formats.is_ordered(encoded.type) else in_order(present)
     classes = own if vocabulary is None else vocabulary
     numbers = {entry: number for number, entry in enumerate(classes)}
     table = np.array([numbers.get(entry, numbers.get(trimmed(entry), -1)) for entry in [*entries, ""]], np.int64)
@@ -482,7 +497,7 @@ def in_order(classes: Iterable[str]) -> tuple[str, ...]:
 def _lengths(array: Any) -> tuple[Indices, Indices, Any]:
     rows = np.flatnonzero(booleans_of(array.is_valid()))
     lists = array.drop_null()
-    return rows, list_lengths(lists), lists.flatten()
+    return rows, formats.list_lengths(lists), lists.flatten()
 
 
 def _number_lists(array: Any, origin: RowOrigin, name: str, fail: Fail) -> _Column:

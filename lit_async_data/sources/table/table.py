@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,26 +25,8 @@ from lit_async_data.sources.local_files import (
     raise_if_none_left,
 )
 from lit_async_data.sources.table import formats
-from lit_async_data.sources.table.embedded import EmbeddedFiles, Loaded, ParquetGroups, holds_bytes, storage_type
-from lit_async_data.sources.table.formats import (
-    DEFAULT_FORMAT,
-    NoColumnError,
-    RowOrigin,
-    TextFormat,
-    arrow,
-    arrow_integers,
-    as_single_array,
-    booleans_of,
-    check_columns,
-    first_true_row,
-    is_categorical,
-    is_text,
-    is_text_list,
-    orders_of,
-    printable_path,
-    quoted,
-    values_of,
-)
+from lit_async_data.sources.table.embedded import EmbeddedFiles, ParquetGroups, holds_bytes, loaded, storage_type
+from lit_async_data.sources.table.formats import NoColumnError, RowOrigin, TextFormat, arrow, is_text, quoted
 from lit_async_data.sources.table.labels import (
     Labels,
     Null,
@@ -119,7 +103,7 @@ def _is_list(value: object) -> bool:
 def rows_meeting(filters: Sequence[Filter], table: Any, origin: RowOrigin) -> npt.NDArray[np.bool_]:
     mask = np.ones(table.num_rows, np.bool_)
     for each in filters:
-        mask &= _met(each, as_single_array(table.column(each.column)), origin)
+        mask &= _met(each, formats.as_single_array(table.column(each.column)), origin)
     return mask
 
 
@@ -145,10 +129,10 @@ def _met(given: Filter, array: Any, origin: RowOrigin) -> npt.NDArray[np.bool_]:
         mask = functools.reduce(compute.or_kleene, (compare(array, value) for value in values))
     except (library.ArrowException, TypeError, OverflowError) as error:
         raise unfit from error
-    return booleans_of(compute.invert(mask) if given.operator == "not in" else mask)
+    return formats.booleans_of(compute.invert(mask) if given.operator == "not in" else mask)
 
 
-def column_names(path: str, text_format: TextFormat = DEFAULT_FORMAT) -> list[str]:
+def column_names(path: str, text_format: TextFormat = formats.DEFAULT_FORMAT) -> list[str]:
     suffix = _suffix_of(path)
     with opening_errors(path):
         if suffix == ".parquet":
@@ -177,7 +161,7 @@ class _Read(NamedTuple):
 
 
 def read_table(
-    given: Any, wanted: Sequence[str], filters: Sequence[Filter], text_format: TextFormat = DEFAULT_FORMAT
+    given: Any, wanted: Sequence[str], filters: Sequence[Filter], text_format: TextFormat = formats.DEFAULT_FORMAT
 ) -> tuple[Any, RowOrigin]:
     """A ``pyarrow.Table`` with at least one row, and the origin of its rows; see `Table.of`."""
     arrow()  # raises first if pyarrow is missing
@@ -218,12 +202,12 @@ def files_of(given: str) -> list[str]:
     else:
         found, missing = [given] * os.path.exists(given), "no such file"
     if not found:
-        raise MissingError(f"{printable_path(given)}: {missing}", file=given)
+        raise MissingError(f"{formats.printable_path(given)}: {missing}", file=given)
     return sorted(found, key=natural)
 
 
 def _check_no_text_format(text_format: TextFormat, what: str) -> None:
-    for name, value, default in zip(text_format._fields, text_format, DEFAULT_FORMAT, strict=True):
+    for name, value, default in zip(text_format._fields, text_format, formats.DEFAULT_FORMAT, strict=True):
         if value != default:
             raise ConfigError(f"does not apply to {what}, only to CSV and TSV files; leave it out", name)
 
@@ -256,17 +240,31 @@ def _suffix_of(path: str) -> str:
     suffix = next((each for each in _SUFFIXES if path.lower().endswith(each)), None)
     if suffix is None:
         hint = _OTHER_FORMATS.get(os.path.splitext(path.lower())[1], "").format(path=path)
-        message = f"{printable_path(path)} does not end in one of {', '.join(_SUFFIXES)}"
+        message = f"{formats.printable_path(path)} does not end in one of {', '.join(_SUFFIXES)}"
         raise ConfigError(f"{message}; {hint}" if hint else message, "table", file=path)
     return suffix
 
 
 def _filtered_table(table: Any, wanted: Sequence[str], filters: Sequence[Filter], files: list[str]) -> _Read:
-    rows = table.num_rows
+    rows, selected = table.num_rows, _with_class_names(table.select(list(wanted)))
     if not filters:
-        return _Read(table.select(list(wanted)), rows, None)
+        return _Read(selected, rows, None)
     mask = rows_meeting(filters, table, RowOrigin(files, np.array([0, rows])))
-    return _Read(table.select(list(wanted)).filter(arrow().array(mask)), rows, np.flatnonzero(mask))
+    return _Read(selected.filter(arrow().array(mask)), rows, np.flatnonzero(mask))
+
+
+def _with_class_names(table: Any) -> Any:
+    """Numbers of a ``ClassLabel`` of Hugging Face as categories of the names in the metadata; −1 as missing."""
+    library, compute = arrow(), arrow("compute")
+    for place, name in enumerate(table.column_names):
+        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):  # not as Hugging Face writes it
+            feature = json.loads(table.schema.metadata[b"huggingface"])["info"]["features"][name]
+            if feature["_type"] == "ClassLabel":
+                names, codes = library.array(feature["names"], library.string()), table.column(name).combine_chunks()
+                codes = compute.if_else(compute.equal(codes, -1), None, codes)
+                named = library.DictionaryArray.from_arrays(codes.cast(library.int32()), names, ordered=True)
+                table = table.set_column(place, name, named)
+    return table
 
 
 def _concatenated(files: list[str], read: list[_Read]) -> tuple[Any, RowOrigin]:
@@ -286,7 +284,7 @@ def _check_types(files: list[str], read: list[_Read], origin: RowOrigin) -> None
     for name in read[0].table.column_names:
         firsts: dict[Any, str] = {}  # the first file with each type
         for file, each in zip(files, read, strict=True):
-            firsts.setdefault(each.table.schema.field(name).type, printable_path(file))
+            firsts.setdefault(each.table.schema.field(name).type, formats.printable_path(file))
         firsts.pop(arrow().null(), None)
         if len(firsts) > 1:
             (kind, file), (other, another), *_ = firsts.items()
@@ -298,7 +296,7 @@ def _from_memory(given: Any, names: Sequence[str]) -> Any:
     library = arrow()
     origin = RowOrigin([], np.zeros(2, np.int64))
     if isinstance(given, library.Table):
-        check_columns(given.column_names, names, origin)
+        formats.check_columns(given.column_names, names, origin)
         return given.select(list(names))
     module = type(given).__module__.partition(".")[0]
     if module == "polars" and hasattr(given, "collect"):
@@ -308,9 +306,14 @@ def _from_memory(given: Any, names: Sequence[str]) -> Any:
             return _from_pandas(given, names, origin)
         if hasattr(given, "__arrow_c_stream__"):
             stream = library.RecordBatchReader.from_stream(given)
-            check_columns(stream.schema.names, names, origin)
+            formats.check_columns(stream.schema.names, names, origin)
             schema = library.schema([stream.schema.field(name) for name in names])
             return library.Table.from_batches([batch.select(list(names)) for batch in stream], schema)
+    except UnicodeEncodeError:
+        rows = {name: formats.surrogate_row(given[name]) for name in names}
+        name = next((name for name in names if rows[name] is not None), names[0])
+        what = "text that is not UTF-8; read it with the encoding that it has"
+        raise origin.error(what, row=rows[name], column=name) from None
     except (library.ArrowException, TypeError) as error:
         raise origin.error(
             f"cannot be converted to Arrow: {quoted(str(error))}; give each column values of one type"
@@ -328,7 +331,7 @@ def _from_memory(given: Any, names: Sequence[str]) -> Any:
 def _from_pandas(frame: Any, names: Sequence[str], origin: RowOrigin) -> Any:
     library = arrow()
     try:
-        check_columns(list(frame.columns), names, origin)
+        formats.check_columns(list(frame.columns), names, origin)
     except NoColumnError as error:
         if error.dataset not in frame.index.names:
             raise
@@ -347,7 +350,7 @@ def _from_pandas(frame: Any, names: Sequence[str], origin: RowOrigin) -> Any:
 
 def _read_parquet(path: str, names: Sequence[str]) -> Any:
     with _parquet_file(path) as file:
-        check_columns(file.schema_arrow.names, names, RowOrigin.of_file(path))
+        formats.check_columns(file.schema_arrow.names, names, RowOrigin.of_file(path))
         types = {name: file.schema_arrow.field(name).type for name in names}
         plain = [name for name in names if not holds_bytes(types[name])]
         try:
@@ -355,19 +358,21 @@ def _read_parquet(path: str, names: Sequence[str]) -> Any:
             read = [file.read_row_group(number, columns=plain) for number in range(file.num_row_groups)]
         except (arrow().ArrowException, OSError) as error:
             raise CorruptError(
-                f"{printable_path(path)}: does not decode: {quoted(str(error))}; write it again", file=path
+                f"{formats.printable_path(path)}: does not decode: {quoted(str(error))}; write it again", file=path
             ) from error
         table = arrow().concat_tables(read or [file.schema_arrow.empty_table().select(plain)])
         columns = {name: table.column(name) for name in plain}
         # `Table.of` puts `EmbeddedFiles` in the place of these nulls.
         rows = file.metadata.num_rows
         columns |= {name: arrow().nulls(rows, storage_type(types[name])) for name in names if name not in plain}
-        return arrow().table({name: columns[name] for name in names})
+        table = arrow().table({name: columns[name] for name in names})
+        return table.replace_schema_metadata(file.schema_arrow.metadata)
 
 
-def _parquet_file(path: str, *, memory_map: bool = True) -> Any:
+def _parquet_file(path: str, *, memory_map: bool = True, read_dictionary: Sequence[str] = ()) -> Any:
+    options: dict[str, Any] = {"memory_map": memory_map, "read_dictionary": read_dictionary}
     try:
-        return arrow("parquet").ParquetFile(path, memory_map=memory_map, page_checksum_verification=True)
+        return arrow("parquet").ParquetFile(path, page_checksum_verification=True, **options)
     except (arrow().ArrowException, OSError) as error:
         origin = RowOrigin.of_file(path)
         raise origin.error(f"is not a readable Parquet file: {quoted(str(error))}; write it again") from error
@@ -381,7 +386,7 @@ _NONE = np.empty(0, np.int64)
 
 def _embedded(name: str, column: Any, origin: RowOrigin) -> EmbeddedFiles:
     if not origin.files:
-        return Loaded.files(column)
+        return loaded(column)
     rows = np.arange(len(column)) if origin.kept is None else origin.kept
     # Not mapped: a file that becomes shorter would end the process.
     return ParquetGroups.files(
@@ -401,7 +406,7 @@ class Table:
 
     @classmethod
     def of(
-        cls, given: Any, columns: Sequence[str], filters: Any = None, text_format: TextFormat = DEFAULT_FORMAT
+        cls, given: Any, columns: Sequence[str], filters: Any = None, text_format: TextFormat = formats.DEFAULT_FORMAT
     ) -> Table:
         """Read columns of a table; arguments are those of `ManifestSource`.
 
@@ -416,12 +421,12 @@ class Table:
             column = remaining.column(name)
             # Drop the chunks of this column, so that it is not held twice.
             remaining = remaining.drop_columns(name) if remaining.num_columns > 1 else None
-            if len(orders := orders_of(column)) > 1:
+            if len(orders := formats.orders_of(column)) > 1:
                 origin = origin._replace(orders={**origin.orders, name: " and ".join(map(quoted, orders))})
             if holds_bytes(column.type):
                 arrays[name] = _embedded(name, column, origin)
                 continue
-            arrays[name] = as_single_array(column)
+            arrays[name] = formats.as_single_array(column)
             del column
             check_text(arrays[name], name, origin)
         return cls(arrays, origin)
@@ -433,11 +438,11 @@ class Table:
         """In any order; whole numbers as digits."""
         array = self._text_column(name)
         wanted = np.asarray(rows, np.int64).reshape(-1)
-        numbers = arrow_integers(wanted)
-        codes = array.indices if is_categorical(array.type) else None
+        numbers = formats.arrow_integers(wanted)
+        codes = array.indices if formats.is_categorical(array.type) else None
         texts = array.take(numbers) if codes is None else array.dictionary.take(codes.take(numbers))
         if texts.null_count:
-            place = first_true_row(texts.is_null())
+            place = formats.first_true_row(texts.is_null())
             raise self.origin.error("no value; give one, or leave the row out", row=int(wanted[place]), column=name)
         values: list[Any] = texts.to_pylist()
         return values if not values or isinstance(values[0], str) else list(map(str, values))
@@ -450,6 +455,7 @@ class Table:
         null: Null = "error",
         kind: str | None = None,
         separator: str | None = None,
+        max_length: int | None = None,
     ) -> Labels:
         """One value per row; the other arguments are those of `Column`.
 
@@ -457,10 +463,11 @@ class Table:
         numbers become vectors, and all must have one length; lists of text become 1 for each class in the list, else 0.
         Several columns of numbers become the columns of one array. Kind ``"number"`` reads text as numbers: int64, or
         float64 if some are fractions; ``"class"`` takes whole numbers as classes, too; ``"text"`` numbers text
-        that is no class.
+        that is no class, also in lists.
         """
         if kind == "text" and isinstance(name, str):
-            return texts_of(self._text_column(name), name, self.origin, null)
+            texts = parsed_text(self.array(name), name, self.origin, separator, kind=None)
+            return texts_of(texts, name, self.origin, null, max_length)
         names = [name] if isinstance(name, str) else name
         arrays = {each: self.array(each) for each in names}
         if kind == "class" or classes is not None:  # whole numbers are names, too
@@ -470,7 +477,7 @@ class Table:
             (each, parsed_text(array, each, self.origin, separator, kind=kind)) for each, array in arrays.items()
         ]
         for each, array in columns:
-            text = is_text(array.type) or is_categorical(array.type) or is_text_list(array.type)
+            text = is_text(array.type) or formats.is_categorical(array.type) or formats.is_text_list(array.type)
             if kind == "class" and not text:
                 raise ConfigError(
                     f"column {quoted(each)} holds {array.type}, neither text nor whole numbers; leave out kind to use "
@@ -483,9 +490,14 @@ class Table:
         return labels_of(columns, self.origin, classes=vocabulary, null=null, together=names is name)
 
     def first(self, name: str, separator: str | None = None) -> Any:
-        """Of a cell with a separator, the first value in it; None without any."""
+        """Of a list, or a cell with a separator, the first value in it; None without any."""
         array = self.array(name)
-        row = first_true_row(array.is_valid())
+        if isinstance(array, EmbeddedFiles):
+            filled = np.flatnonzero(array.counts() > 0)
+            return array.file(int(filled[0]))[0] if filled.size else None
+        if formats.is_list(array.type):
+            array = array.flatten()
+        row = formats.first_true_row(array.is_valid())
         if row < 0:
             return None
         value = array[row].as_py()
@@ -496,8 +508,8 @@ class Table:
         array, missing = self._text_column(name), self.missing(name)
         if missing.size:
             raise self.origin.error("no value; give one, or leave the row out", row=int(missing[0]), column=name)
-        encoded = array if is_categorical(array.type) else array.dictionary_encode()
-        return values_of(encoded.indices).astype(np.int64), list(map(str, encoded.dictionary.to_pylist()))
+        encoded = array if formats.is_categorical(array.type) else array.dictionary_encode()
+        return formats.values_of(encoded.indices).astype(np.int64), list(map(str, encoded.dictionary.to_pylist()))
 
     def array(self, name: str) -> Any:
         return self._columns[name]
@@ -514,7 +526,7 @@ class Table:
         return Table(self._columns | other._columns, self.origin)
 
     def taken(self, rows: Indices) -> Table:
-        numbers, origin = arrow_integers(rows), self.origin
+        numbers, origin = formats.arrow_integers(rows), self.origin
         kept = rows if origin.kept is None else origin.kept[rows]
         ids = None if origin.ids is None else origin.ids.take(numbers)
         columns = {name: array.take(numbers) for name, array in self._columns.items()}
@@ -525,32 +537,32 @@ class Table:
 
     def missing(self, name: str) -> Indices:
         array = self.array(name)
-        return np.flatnonzero(booleans_of(array.is_null())) if array.null_count else _NONE
+        return np.flatnonzero(formats.booleans_of(array.is_null())) if array.null_count else _NONE
 
     def is_text(self, name: str) -> bool:
         kind = self.array(name).type
-        return is_text(kind) or is_categorical(kind)
+        return is_text(kind) or formats.is_categorical(kind)
 
     def check_ids(self, name: str) -> None:
         array = self._text_column(name)
         if array.null_count:
-            row = first_true_row(array.is_null())
+            row = formats.first_true_row(array.is_null())
             raise self.origin.error(
                 f"no id, as in {array.null_count} rows in all; give each row one", row=row, column=name
             )
-        texts = array.dictionary_decode() if is_categorical(array.type) else array
+        texts = array.dictionary_decode() if formats.is_categorical(array.type) else array
         values, counts = arrow("compute").value_counts(texts).flatten()
-        repeated = np.flatnonzero(values_of(counts) > 1)
+        repeated = np.flatnonzero(formats.values_of(counts) > 1)
         if repeated.size:
             value = values[int(repeated[0])].as_py()
-            first, again = np.flatnonzero(booleans_of(arrow("compute").equal(texts, value)))[:2].tolist()
+            first, again = np.flatnonzero(formats.booleans_of(arrow("compute").equal(texts, value)))[:2].tolist()
             where = f"{quoted(value)} in {self.origin.where(again)} and {self.origin.where(first)}"
             message = f"{repeated.size} ids occur more than once, as {where}; give each row another id"
             raise self.origin.error(message, row=again, column=name)
 
     def _text_column(self, name: str) -> Any:
         array = self.array(name)
-        if not (is_text(array.type) or is_categorical(array.type) or arrow("types").is_integer(array.type)):
+        if not (is_text(array.type) or formats.is_categorical(array.type) or arrow("types").is_integer(array.type)):
             raise self.origin.error(f"holds {array.type}; give text or whole numbers", column=name)
         return array
 
@@ -561,7 +573,7 @@ class TableReader:
     The arguments are those of `Table.of`. A stream is read as a whole, because it can be read only once.
     """
 
-    def __init__(self, given: Any, filters: Any, text_format: TextFormat = DEFAULT_FORMAT) -> None:
+    def __init__(self, given: Any, filters: Any, text_format: TextFormat = formats.DEFAULT_FORMAT) -> None:
         if isinstance(given, str | os.PathLike):
             # Absolute, because the working directory may change.
             given = local_path(given)
@@ -587,9 +599,8 @@ class TableReader:
         after = self._file_states()
         for file in {**before, **after}:
             if before.get(file) != after.get(file):
-                raise ChangedError(
-                    f"{printable_path(file)}: changed since the source was built; build the source again", file=file
-                )
+                what = f"{formats.printable_path(file)}: changed since the source was built; build the source again"
+                raise ChangedError(what, file=file)
         self._states = after
         return table if self._selected is None else table.taken(self._selected)
 

@@ -59,6 +59,22 @@ def test_paths_that_differ_from_those_of_files_say_in_what(path, hint, kind, fol
         ManifestSource(table, {"x": {"name": "path", "kind": kind}}, root=folder)
 
 
+@pytest.mark.parametrize("ids", [[7, 5], ["7", "5.npy"], pa.array(["7", "5"]).dictionary_encode()])
+def test_ids_become_paths_by_their_suffix(ids, folder):
+    table, column = pa.table({"id": ids}), {"name": "id", "suffix": ".npy"}
+    source = ManifestSource(table, {"x": column}, root=folder, exclude=[1])
+    assert read(source, [0])["x"][0, 0] == 7
+    assert source.locate([0])[0].path == str(folder / "7.npy")
+    assert source.grouped_by_path(os.path.basename)[1] == ["7.npy"]
+    (folder / "bad.csv").write_text(f"source,file,dataset,row,id,path,cause\n,the table given,/,0,,{folder}/7.npy,\n")
+    assert len(ManifestSource(table, {"x": column}, root=folder, exclude=folder / "bad.csv")) == 1
+    hint = r"/7: no such file; .* '\S+/7\.png' exists; set suffix: \.png|column 'id' holds int64.*; set suffix"
+    with pytest.raises((MissingError, ConfigError), match=hint):
+        ManifestSource(table.slice(0, 1), {"x": {"name": "id", "kind": "image"}}, root=folder)
+    with pytest.raises(ConfigError, match=r"fields\.x\.suffix: does not apply to labels"):
+        ManifestSource(table, {"x": {**column, "kind": "class"}}, root=folder)
+
+
 def test_a_path_that_leads_to_nothing_at_all_has_no_hint(folder):
     for path in ("gone.npy", "sub\\gone.npy", " gone.npy"):
         with pytest.raises(MissingError) as caught:

@@ -148,7 +148,9 @@ def test_balance_leaves_out_what_is_ignored():
         ({"resise": "crop"}, "resise: .*resize"),
         ({"check_files": "some"}, "check_files: 'some'.*first, none"),
         ({"allow_external": "yes"}, "allow_external: 'yes'"),
-        ({"image_size": 32}, r"image_size: .*: x \(column 'path'\), y .*; set kind: image for paths"),
+        ({"dtype": "float32"}, r"dtype: no such option; give it to a column: {\"name\": COLUMN, \"dtype\": …}"),
+        ({"seperator": ";"}, "seperator: no such option; did you mean separator. give it to a column"),
+        ({"image_size": 32}, r"image_size: .*: x \(column 'path'\), y .*; set kind: image, or suffix: .jpg, for paths"),
         ({"resize": "crop"}, "image_size: missing"),
     ],
 )

@@ -1,6 +1,7 @@
 """Bytes of images in a column of a table: values, missing rows, order, memory, errors."""
 
 import io
+import json
 import os
 import pickle
 import threading
@@ -52,6 +53,50 @@ def paths(tmp_path):
     return ManifestSource(pa.table({"image": names, "label": np.arange(COUNT) % 3}), FIELDS, root=tmp_path)
 
 
+def hugging_face(**features):
+    return {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+
+
+@pytest.mark.parametrize("place", ["file", "memory"])
+def test_the_layouts_of_hugging_face_train_as_they_are(place, tmp_path):
+    records = [{"bytes": png(number), "path": None} for number in range(6)]
+    layouts = {
+        "image": pa.array(records, STRUCT),
+        "images": pa.array([records[:2], records[:1], [], *[records[:3]] * 3], pa.list_(STRUCT)),
+        "caption": pa.array(["an owl", "an auk"] * 3),
+        "captions": pa.array([["an owl", "a bird"]] * 6),
+        "label": pa.array([2, 0, 2, 2, -1, 0]),
+    }
+    label = {"names": ["owl", "emu", "auk"], "_type": "ClassLabel"}
+    features = hugging_face(label=label, image={"_type": "Image"}, caption={"dtype": "string", "_type": "Value"})
+    made = pa.table(layouts).replace_schema_metadata(features)
+    given = made if place == "memory" else written(tmp_path, made, rows=2)
+    texts = {"caption": {"name": "caption", "kind": "text"}, "captions": {"name": "captions", "kind": "text"}}
+    fields = {"image": "image", "images": "images", **texts, "label": {"name": "label", "null": "ignore"}}
+    source = ManifestSource(given, fields, filters=[["label", "!=", 1]], image_size=4)
+    with AsyncLoader(source, {"batch_size": 6}) as loader:
+        batch = next(loader)
+    assert (source.spec["label"].classes, batch["label"].tolist()) == (("owl", "emu", "auk"), [2, 0, 2, 2, -100, 0])
+    assert (batch["images"].shape, batch["images_mask"].sum(1).tolist()) == ((6, 3, 3, 4, 4), [2, 1, 0, 3, 3, 3])
+    assert (batch["images"][:2, 0] == batch["image"][:1]).all()
+    assert source.spec.names("captions", batch["captions"]).tolist() == layouts["captions"].to_pylist()
+    check_contract(source)
+
+
+@pytest.mark.parametrize("metadata", [{}, {"label": 3}, {"label": {"names": ["a", "b"], "_type": "ClassLabel"}}])
+def test_metadata_that_does_not_fit_leaves_numbers_as_they_are(metadata):
+    made = pa.table({"label": [0, 5]}).replace_schema_metadata(hugging_face(**metadata))
+    assert read(ManifestSource(made, {"y": "label"}), [0, 1])["y"].tolist() == [0, 5]
+
+
+def test_files_whose_classes_have_other_numbers_are_no_table(tmp_path):
+    for name in ("ab", "ba"):
+        features = hugging_face(y={"names": list(name), "_type": "ClassLabel"})
+        pq.write_table(pa.table({"y": [0, 1]}).replace_schema_metadata(features), tmp_path / f"{name}.parquet")
+    with pytest.raises(ManifestError, match="column 'y': its ordered categories have several orders"):
+        ManifestSource(tmp_path, {"y": "y"})
+
+
 def written(folder, made=None, rows=7):
     pq.write_table(table() if made is None else made, folder / "t.parquet", row_group_size=rows)
     return folder / "t.parquet"
@@ -76,10 +121,10 @@ def loads(monkeypatch):
     """The row groups that were read, in order."""
     found, lock, load = [], threading.Lock(), ParquetGroups.__call__
 
-    def counted(self, group):
+    def counted(self, group, **options):
         with lock:
             found.append(group)
-        return load(self, group)
+        return load(self, group, **options)
 
     monkeypatch.setattr(ParquetGroups, "__call__", counted)
     return found
@@ -212,6 +257,31 @@ def test_memory_and_room(tmp_path, loads):
     read(source, np.random.default_rng(0).permutation(COUNT))
     assert len(loads) <= 4
     release()
+
+
+@pytest.mark.parametrize("lists", [False, True])
+@pytest.mark.parametrize("kind", ["struct", pa.binary()], ids=str)
+def test_repeated_images_take_memory_once(kind, lists, tmp_path):
+    files = [png(number, (300, 300)) for number in range(5)]  # 270 kB each: a page of the dictionary holds four
+    column = stored(kind, [files[number % 3 if number < 30 else number % 5] for number in range(40)])
+    column = pa.FixedSizeListArray.from_arrays(column, 2) if lists else column
+    source = ManifestSource(written(tmp_path, pa.table({"image": column}), rows=40), {"x": "image"})
+    (groups,) = source._fields.groups
+    assert groups.array(0).nbytes <= source.memory(1).decoded < 20 * len(files[0]) < column.nbytes
+    whole = ManifestSource(pa.table({"image": column}), {"x": "image"})
+    assert_equal(source, whole, np.arange(len(whole)))
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_file_that_does_not_say_which_rows_have_a_value_is_read_once_at_opening(listed, tmp_path, loads, caplog):
+    kind = pa.list_(STRUCT) if listed else STRUCT
+    records = [{"bytes": png(number), "path": f"{number}.png"} for number in range(6)]
+    made = pa.table({"image": pa.array([[each] for each in records] if listed else records, kind)})
+    pq.write_table(made, tmp_path / "t.parquet", row_group_size=3, write_statistics=False)
+    caplog.set_level("INFO")
+    assert len(ManifestSource(tmp_path / "t.parquet", {"x": "image"}, image_size=4)) == 6
+    said = [line for line in caplog.messages if "reading all of row group" in line]
+    assert len(said) == (0 if listed else 2)  # the paths in a list tell how long it is
 
 
 @pytest.mark.parametrize(

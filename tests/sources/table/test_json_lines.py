@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -49,7 +50,8 @@ def test_types_of_later_lines_and_keys_that_come_late(file):
         (b'{"a": 1}\n{"a": 2\n', 1, r"row 1: not valid JSON"),
         (b'{"a": 1, "a": 2}\n', 0, r"row 0: not valid JSON in UTF-8: 'a key occurs twice'"),
         (b'{"a": "\xff"}\n', 0, "row 0: not valid JSON in UTF-8"),
-        (b'{"a": "\\ud800"}\n', None, "column 'a': cannot be read"),
+        (b'{"a": "x"}\n{"a": "\\ud800"}\n', 1, "row 1, column 'a': half of a surrogate pair"),
+        (b'{"a": ["x"]}\n{"a": ["x", "\\udfff"]}\n', 1, "row 1, column 'a': half of a surrogate pair"),
         (b'{"a": 1}\n{"a": 18446744073709551615}\n', None, "column 'a': .*; write large whole numbers as text"),
         (
             b'{"a": 9007199254740993}\n{"a": 0.5}\n',
@@ -74,3 +76,11 @@ def test_an_array_in_json_lines_is_named(indent, file):
         Table.of(path, ["label"])
     assert caught.value.file == path
     assert_labelled(pd.read_json(path))
+
+
+@pytest.mark.parametrize(
+    "values", [["x", "a\udcff"], [["x"], ["x", "a\udcff"]], [Path("x"), Path("a\udcff")]], ids=repr
+)
+def test_text_of_a_data_frame_that_is_not_utf8_is_named(values):
+    with pytest.raises(ManifestError, match="the table given, row 1, column 'a': text that is not UTF-8"):
+        Table.of(pd.DataFrame({"b": [1, 2], "a": pd.Series(values, dtype=object)}), ["b", "a"])

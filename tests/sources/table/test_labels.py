@@ -306,17 +306,6 @@ def test_text_of_other_kinds(texts, what):
     assert what in found
 
 
-def test_a_list_of_paths_is_one_path_too_many(tmp_path):
-    views = pa.table({"views": [["a.png", "b.png"], ["c.png"]]})
-    message = "'b.png', 'c.png' look like paths; a field takes one file per row: spread the list over columns, with a"
-    with pytest.raises(ManifestError, match=message):
-        ManifestSource(views, {"x": "views"}, image_size=8, root=tmp_path)
-    with pytest.raises(ManifestError, match="look like paths; a field takes one file per row"):
-        ManifestSource(pa.table({"views": ["a.png;b.png"]}), {"x": {"name": "views", "separator": ";"}})
-    with pytest.raises(ConfigError, match=r"column 'views' holds .*list<.*>, not a path in each row; spread a list"):
-        ManifestSource(views, {"x": {"name": "views", "kind": "image"}}, root=tmp_path)
-
-
 def test_blanks_around_a_name_make_no_other_class(caplog):
     note_names.cache_clear()
     cells = ["cat", "cat ", " cat", "dog", "a b", " "]
