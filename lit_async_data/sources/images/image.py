@@ -19,19 +19,8 @@ import numpy as np
 from lit_async_data.batch.spec import Array, Bytes, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
 from lit_async_data.order.permutation import Words
-from lit_async_data.sources.images.formats import (
-    GREYS,
-    PALETTES,
-    UPRIGHT,
-    Format,
-    Head,
-    check_mode,
-    format_of,
-    mirrored,
-    upright,
-    upright_size,
-    values_of,
-)
+from lit_async_data.sources.images import formats
+from lit_async_data.sources.images.formats import UPRIGHT, Format, Head, values_of
 from lit_async_data.sources.images.image_shape import (
     INDICES,
     Box,
@@ -104,10 +93,10 @@ def decode(data: Any, shape: ImageShape, out: Array, draw: Draw, where: str) -> 
     if out.dtype != shape.dtype or out.ndim != 3 or out.shape[2] != shape.channels:
         raise ValueError(f"an array of {out.dtype} {out.shape} for an image of {shape.channels} channels")
     stored = bytes(data)  # no copy of bytes
-    kind = format_of(stored, where)
+    kind = formats.format_of(stored, where)
     try:
         head = _checked_head(kind, stored, shape, where)
-        height, width = upright_size(head.size, head.turned)
+        height, width = formats.upright_size(head.size, head.turned)
         if shape.image_size is None and out.shape[:2] != (height, width):
             raise FormatError(  # noqa: TRY301
                 f"{where}: {height}×{width} pixels (height × width), but {out.shape[0]}×{out.shape[1]} are expected; "
@@ -122,7 +111,7 @@ def decode(data: Any, shape: ImageShape, out: Array, draw: Draw, where: str) -> 
             if decoded is not out:
                 pixels = values_of(decoded, head, shape)
                 if head.turned != UPRIGHT:
-                    pixels = upright(pixels, head.turned)
+                    pixels = formats.upright(pixels, head.turned)
                 box = crop.box if factor == 1 else _reduced(head, crop.box, factor, shape)
                 write_resized(pixels, box, shape, out)
     except (MemoryError, ConfigError, FormatError):
@@ -135,14 +124,14 @@ def decode(data: Any, shape: ImageShape, out: Array, draw: Draw, where: str) -> 
 def size_of(data: Any, shape: ImageShape, where: str) -> tuple[int, int]:
     """(height, width) after orientation, without decoding; see `decode`."""
     stored = bytes(data)
-    kind = format_of(stored, where)
+    kind = formats.format_of(stored, where)
     try:
         head = _checked_head(kind, stored, shape, where)
     except (MemoryError, ConfigError, FormatError):
         raise
     except Exception as error:
         raise _damage(kind, error, where) from error
-    return upright_size(head.size, head.turned)
+    return formats.upright_size(head.size, head.turned)
 
 
 def _damage(kind: Format, error: Exception, where: str) -> Exception:
@@ -166,7 +155,7 @@ def _checked_head(kind: Format, data: bytes, shape: ImageShape, where: str) -> H
             f"{where}: {height}×{width} pixels (height × width) are more than max_pixels ({shape.max_pixels}), and "
             "decoding may take all memory; raise max_pixels if the image really has this size"
         )
-    check_mode(kind.name, head, shape, where)
+    formats.check_mode(kind.name, head, shape, where)
     return head
 
 
@@ -198,9 +187,9 @@ def _reduced(head: Head, box: Box, factor: int, shape: ImageShape) -> Box:
     """The box to deliver, in the upright pixels of the reduced image."""
     left, upper, right, lower = box
     # The stored size is divided, but both sides by the same factor.
-    height, width = upright_size(head.size, head.turned)
+    height, width = formats.upright_size(head.size, head.turned)
     # The last column and row may extend beyond the image; in a mirrored image they come first.
-    right_first, lower_first = mirrored(head.turned)
+    right_first, lower_first = formats.mirrored(head.turned)
     across = -(-width // factor) - width / factor if right_first else 0
     down = -(-height // factor) - height / factor if lower_first else 0
     box = (left / factor + across, upper / factor + down, right / factor + across, lower / factor + down)
@@ -321,7 +310,7 @@ class Alignment:
         for key in sorted(self.keys & shown.keys()):
             shape, modes = self._shapes[key], {each.mode for each in shown[key].values()}
             mixes = shape.mode is None and shape.image_size is not None and shape.resampling != "nearest"
-            if mixes and modes & {*GREYS, *PALETTES}:
+            if mixes and modes & {*formats.GREYS, *formats.PALETTES}:
                 what = "missing: the first image is grey or has a palette, beside another image, and resizing would mix"
                 ways = "P for the numbers of a mask, L for grey tones, or RGB for colours"
                 raise ConfigError(f"{what} the numbers of a mask; set {ways}", f"fields.{key}.mode")

@@ -204,6 +204,8 @@ def kind_of(key: str, column: Column, table: Table, root: RootDirectory) -> Kind
             what = f"column {column.names[0]!r} holds {array.type}, not a path in each row; {hint}"
             raise ConfigError(what, f"fields.{key}.kind")
     _check_options(key, column, kind)
+    if column.max_length is not None and column.separator is None and not is_list(array.type):
+        raise ConfigError("each row has one value; leave it out", f"fields.{key}.max_length")
     if kind in FILES and column.null in ("ignore", "zero")[kind == "hdf5" :]:
         raise ConfigError(f"a missing file has no value for {column.null}; set null: drop", f"fields.{key}.null")
     return kind
@@ -278,9 +280,7 @@ def _similar_path(path: str) -> str:
     for form in ("NFC", "NFD"):
         fix = f"another Unicode form of a name: unicodedata.normalize({form!r}, path) fixes it"
         others[fix] = unicodedata.normalize(form, path)
-    others |= {
-        f"several paths: set separator: {each!r}": path.partition(each)[0] for each in ";,|" if each in path
-    }
+    others |= {f"several paths: set separator: {each!r}": path.partition(each)[0] for each in ";,|" if each in path}
     for difference, other in others.items():
         if os.path.lexists(other):
             return f" {quoted(other)} exists; the table has {difference}"

@@ -197,8 +197,6 @@ class FileField:
         self.length, masked = None, False
         if paths.lengths is not None:
             self.length, masked = padded_length(paths.lengths, column.max_length, paths.rows.table.origin, paths.column)
-        elif column.max_length is not None:
-            raise ConfigError("each row has one file; leave it out", "max_length")
         filled: Any = range(len(paths.rows)) if paths.lengths is None else np.flatnonzero(paths.lengths)
         self.decoder = first_good(len(filled), attempt)
         self.spec = spec = self.decoder.spec

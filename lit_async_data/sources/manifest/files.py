@@ -16,17 +16,9 @@ from typing import Any
 
 from lit_async_data import system
 from lit_async_data.errors import ChangedError, FormatError, ManifestError, MissingError, SourceError
+from lit_async_data.sources import local_files
 from lit_async_data.sources.contract.source import Reservation
-from lit_async_data.sources.local_files import (
-    TRANSIENT,
-    advice_on,
-    changed_recently,
-    expanded,
-    local_path,
-    not_local,
-    open_into,
-    retry_once,
-)
+from lit_async_data.sources.local_files import advice_on, changed_recently, retry_once
 from lit_async_data.system import OURS, ProcessGuard, is_cold
 
 # Most paths: names below the root, none of them hidden, "." or "..", nor for a shell. Others need a closer look.
@@ -54,7 +46,7 @@ class RootDirectory:
     """
 
     def __init__(self, root: str, *, allow_external: bool = False) -> None:
-        self.root = local_path(root)
+        self.root = local_files.local_path(root)
         self.allow_external = allow_external
         self._checked_folders: set[str] = set()
 
@@ -63,10 +55,10 @@ class RootDirectory:
         if _PLAIN.fullmatch(path):  # fast path, a third of the time
             return f"{self.root}/{path}" if self.root != "/" else f"/{path}"
         if path.startswith(("~", "$", "file://")) and "\0" not in path:
-            path = expanded(path, self.root)
+            path = local_files.expanded(path, self.root)
         if not path or "\0" in path:
             raise ManifestError(f"{path!r}: not a path; give the path of a file")
-        if why := not_local(path):
+        if why := local_files.not_local(path):
             raise ManifestError(f"{path}: {why}")
         joined = os.path.join(self.root, path)
         if not self.allow_external and not _is_inside(os.path.normpath(joined), self.root):
@@ -89,16 +81,16 @@ class RootDirectory:
     def open(self, path: str, opened: list[int]) -> None:
         """With the checks of `checked`; the descriptor is appended to ``opened``."""
         if self.allow_external:
-            open_into(opened, path, _FLAGS)
+            local_files.open_into(opened, path, _FLAGS)
             return
         self._check_folder(path)
         try:
-            open_into(opened, path, _FLAGS | system.NO_LINKS)
+            local_files.open_into(opened, path, _FLAGS | system.NO_LINKS)
         except OSError as error:
             if error.errno not in _LINK_ERRORS:
                 raise
             self._check(path, path)
-            open_into(opened, path, _FLAGS)
+            local_files.open_into(opened, path, _FLAGS)
 
     def _check_folder(self, path: str) -> None:
         folder = path[: max(path.rfind("/"), path.rfind(os.sep))]
@@ -147,7 +139,7 @@ def fetched(path: str, most_bytes: int, root: RootDirectory) -> tuple[bytes, boo
     except (FileNotFoundError, NotADirectoryError):
         raise MissingError(f"{path}: no such file; is the folder mounted, and the table right?", file=path) from None
     except OSError as error:
-        failed = error.errno in TRANSIENT
+        failed = error.errno in local_files.TRANSIENT
         advice = "it failed twice in a row: check dmesg" if failed else "check its permissions and the mount"
         problem = advice_on(error) or f"[Errno {error.errno}] {error.strerror}; {advice}"
         raise SourceError(f"{path}: cannot be read: {problem}", file=path) from error

@@ -22,6 +22,7 @@ from lit_async_data.options import OF_SOURCE, check_names, flag, one_of
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.sources import local_files
 from lit_async_data.sources.contract.pickling import digest, probes
 from lit_async_data.sources.contract.source import (
     Location,
@@ -36,14 +37,7 @@ from lit_async_data.sources.contract.source import (
     whole_numbers,
 )
 from lit_async_data.sources.images.image_shape import ImageShape
-from lit_async_data.sources.local_files import (
-    Exclude,
-    folder_of,
-    is_pattern,
-    local_path,
-    opening_errors,
-    raise_if_none_left,
-)
+from lit_async_data.sources.local_files import Exclude, local_path, raise_if_none_left
 from lit_async_data.sources.manifest.columns import IMAGES, NPY, Column, Given
 from lit_async_data.sources.manifest.fields import Fields
 from lit_async_data.sources.manifest.files import RootDirectory
@@ -192,7 +186,7 @@ def root_of(table: Any) -> str:
     path = local_path(table)
     if os.path.isdir(path):
         return str(path)
-    return folder_of(path) if is_pattern(path) else os.path.dirname(path)
+    return local_files.folder_of(path) if local_files.is_pattern(path) else os.path.dirname(path)
 
 
 class ManifestSource(Source):
@@ -320,7 +314,7 @@ class ManifestSource(Source):
         """
         check_names(options, OPTIONS, ELSEWHERE)
         path = local_path(root)
-        with opening_errors(path, "listed"):
+        with local_files.opening_errors(path, "listed"):
             table = class_folders(path, links=bool(options.get("allow_external")))
         source = cls(table, {"x": PATH, "y": LABEL} if fields is None else fields, root=path, **options)
         source._name = path

@@ -353,8 +353,6 @@ def texts_of(array: Any, name: str, origin: RowOrigin, null: Null, max_length: i
         values[rows, places] = column.values
         missing[rows[column.missing]] = True
         column = _Column(values, missing, column.classes)
-    elif max_length is not None:
-        raise ConfigError("each row has one text; leave it out", "max_length")
     labels = _with_null_option(column, null, origin, name)
     return labels._replace(classes=(), texts=labels.classes, masked=masked)
 

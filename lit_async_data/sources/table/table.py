@@ -14,16 +14,8 @@ import numpy.typing as npt
 
 from lit_async_data.errors import ChangedError, ConfigError, CorruptError, MissingError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.local_files import (
-    HEAD_BYTES,
-    files_matching,
-    is_pattern,
-    local_path,
-    mistaken,
-    natural,
-    opening_errors,
-    raise_if_none_left,
-)
+from lit_async_data.sources import local_files
+from lit_async_data.sources.local_files import local_path, opening_errors
 from lit_async_data.sources.table import formats
 from lit_async_data.sources.table.embedded import EmbeddedFiles, ParquetGroups, holds_bytes, loaded, storage_type
 from lit_async_data.sources.table.formats import NoColumnError, RowOrigin, TextFormat, arrow, is_text, quoted
@@ -191,19 +183,19 @@ def files_of(given: str) -> list[str]:
         with opening_errors(given, "listed"):
             found = [
                 os.path.join(folder, name)
-                for folder, _, names in os.walk(given, onerror=raise_if_none_left)
+                for folder, _, names in os.walk(given, onerror=local_files.raise_if_none_left)
                 for name in names
                 # Writers leave metadata files with these prefixes.
                 if name.endswith(".parquet") and not name.startswith(("_", "."))
             ]
         missing = "has no .parquet files in it; one folder per class is read by from_folder, or data=folder in train.py"
-    elif is_pattern(given):
-        return files_matching(given)
+    elif local_files.is_pattern(given):
+        return local_files.files_matching(given)
     else:
         found, missing = [given] * os.path.exists(given), "no such file"
     if not found:
         raise MissingError(f"{formats.printable_path(given)}: {missing}", file=given)
-    return sorted(found, key=natural)
+    return sorted(found, key=local_files.natural)
 
 
 def _check_no_text_format(text_format: TextFormat, what: str) -> None:
@@ -230,9 +222,9 @@ def _from_file(path: str, wanted: Sequence[str], filters: Sequence[Filter], text
 
 def _check_content(path: str, suffix: str) -> None:
     with open(path, "rb") as file:
-        head = file.read(HEAD_BYTES)
+        head = file.read(local_files.HEAD_BYTES)
     own = b"PAR1" if suffix == ".parquet" else b"\x1f\x8b" if suffix.endswith(".gz") else None
-    if (what := mistaken(head)) and not (own and head.startswith(own)):
+    if (what := local_files.mistaken(head)) and not (own and head.startswith(own)):
         raise RowOrigin.of_file(path).error(f"is {what}")
 
 
