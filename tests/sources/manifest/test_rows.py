@@ -68,6 +68,10 @@ def test_ids_become_paths_by_their_suffix(ids, folder):
     assert source.grouped_by_path(os.path.basename)[1] == ["7.npy"]
     (folder / "bad.csv").write_text(f"source,file,dataset,row,id,path,cause\n,the table given,/,0,,{folder}/7.npy,\n")
     assert len(ManifestSource(table, {"x": column}, root=folder, exclude=folder / "bad.csv")) == 1
+    ended = ManifestSource(
+        pa.table({"id": ["5.PNG"]}), {"x": {"name": "id", "suffix": ".png"}}, image_size=8, check_files="none"
+    )
+    assert os.path.basename(ended.locate([0])[0].path) == "5.PNG"
     hint = r"/7: no such file; .* '\S+/7\.png' exists; set suffix: \.png|column 'id' holds int64.*; set suffix"
     with pytest.raises((MissingError, ConfigError), match=hint):
         ManifestSource(table.slice(0, 1), {"x": {"name": "id", "kind": "image"}}, root=folder)
