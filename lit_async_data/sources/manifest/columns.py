@@ -200,7 +200,7 @@ def kind_of(key: str, column: Column, table: Table, root: RootDirectory) -> Kind
         one = array.type.value_type if is_list(array.type) and kind != "hdf5" else array.type
         numbers = arrow("types").is_integer(one)
         if not (formats.is_text(one) or formats.is_categorical(one) or (numbers and column.suffix)):
-            hint = "set suffix, such as '.jpg'" if numbers else "give a column of text"
+            hint = "set suffix, such as '.jpg'" if numbers else "give text; for HDF5 files, one path in each row"
             what = f"column {column.names[0]!r} holds {array.type}, not a path in each row; {hint}"
             raise ConfigError(what, f"fields.{key}.kind")
     _check_options(key, column, kind)

@@ -30,13 +30,13 @@ def storage_type(kind: Any) -> Any:
     return storage_type(kind.storage_type) if isinstance(kind, arrow().BaseExtensionType) else kind
 
 
-def holds_bytes(kind: Any) -> bool:
+def holds_bytes(kind: Any, *, lists: bool = True) -> bool:
     """Whether values are bytes, or records of bytes and a path, as Hugging Face writes them, or lists of these."""
     types, kind = arrow("types"), storage_type(kind)
     if is_list(kind):
-        return holds_bytes(kind.value_type)
+        return lists and holds_bytes(kind.value_type, lists=False)
     if types.is_struct(kind):
-        return kind.get_field_index("bytes") >= 0 and holds_bytes(kind.field("bytes").type)
+        return kind.get_field_index("bytes") >= 0 and holds_bytes(kind.field("bytes").type, lists=False)
     return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
 
 

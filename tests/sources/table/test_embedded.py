@@ -293,6 +293,9 @@ def test_other_bytes_say_what_they_are(head, message, tmp_path):
 
 
 def test_bytes_are_no_labels_nor_filters(tmp_path):
+    for deeper in ([[[b""]]], [{"bytes": [b""]}]):
+        with pytest.raises(ManifestError, match=r"column 'x': holds .*, which cannot be a label"):
+            ManifestSource(pa.table({"x": deeper}), ["x"])
     path = written(tmp_path)
     with pytest.raises(ConfigError, match=r"fields\.y\.kind: .*bytes of files"):
         ManifestSource(path, {"x": "image", "y": {"name": "image", "kind": "class"}})
