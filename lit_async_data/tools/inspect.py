@@ -444,10 +444,9 @@ class _Columns:
 
     def values(self, column: ColumnReport) -> list[Any]:
         array = self.table.array(column.name)
-        if isinstance(array, EmbeddedFiles) or (column.distinct is None and not is_list(array.type)):
-            return []
-        with contextlib.suppress(arrow().ArrowException):  # lists of lists
-            return list((array.flatten() if is_list(array.type) else array).unique().drop_null().to_pylist())
+        array = array.flatten() if is_list(array.type) and not isinstance(array, EmbeddedFiles) else array
+        with contextlib.suppress(arrow().ArrowException, AttributeError):  # lists of lists, records and bytes
+            return list(array.unique().drop_null().to_pylist())
         return []
 
     def target(self, column: ColumnReport) -> Given:

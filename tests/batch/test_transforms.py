@@ -68,7 +68,8 @@ def test_statistics_make_a_mean_of_0_and_a_std_of_1_and_predictions_come_back(dt
             pytest.approx(0, abs=1e-4),
             pytest.approx(1, rel=1e-4),
         )
-    with pytest.raises(ConfigError, match=r"^fields: 'x', 'y' are each normalised .*inverse\(\{\*\*batch, 'y': values\}\)"):
+    what = r"^fields: 'x', 'y' are each normalised .*inverse\(\{\*\*batch, 'y': values\}\)"
+    with pytest.raises(ConfigError, match=what):
         normalize.inverse(made["y"])
     back = normalize.inverse(made)
     assert torch.allclose(back["x"], torch.from_numpy(x).float(), atol=1e-3)
