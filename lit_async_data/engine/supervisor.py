@@ -1,9 +1,7 @@
 """Threads as their owner sees them: starts, ends, stalls, waiting, and errors that nobody expected.
 
-An interrupt (Ctrl-C) inside `threading.Condition.__enter__` or `Thread.start` leaves a lock locked, and inside
-`Thread.is_alive` it makes a living thread dead for ever (bpo-45274). So the consumer's thread waits only for
-``threading.Lock``, which is implemented in C, and a helper thread calls `Thread.start`: interrupts arrive only in the
-main thread.
+An interrupt (Ctrl-C) is to leave no lock locked: the consumer's thread waits only for ``threading.Lock``, and a helper
+thread calls `Thread.start` (docs/design/engine.md).
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import subprocess
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from lit_async_data.errors import SourceError, WorkerError
@@ -200,14 +198,15 @@ def all_ended(workers: Iterable[ThreadWorker]) -> bool:
     return all(ended)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """It has been told to end; in the end it is killed."""
-    try:
-        process.wait(PROCESS_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk that does not answer
-            process.wait(PROCESS_S)
+def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """They have been told to end; in the end they are killed. One that waits for a dead disk is left behind."""
+    for _ in range(2):
+        limit = time.monotonic() + PROCESS_S
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(limit - time.monotonic(), 0))
+        for process in processes:
+            process.kill()
 
 
 def dump_stacks() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import subprocess
 import threading
 from types import SimpleNamespace
 
@@ -53,6 +54,28 @@ def test_a_wait_warns_whenever_it_has_doubled_and_ends_with_its_limit(comes_afte
     with expected:
         assert awaited(found, limit_s=200, late=late, warn_after_s=30, warn=warnings.append) == "a batch"
     assert warnings == ([30.5, 61.5, 123.5] if warned is None else warned)
+
+
+class Stuck:
+    """A process that waits for a dead disk; a wait for it takes all the time that it may."""
+
+    def __init__(self, now):
+        self.now, self.kills = now, 0
+
+    def wait(self, timeout):
+        self.now[0] += timeout
+        raise subprocess.TimeoutExpired("", timeout)
+
+    def kill(self):
+        self.kills += 1
+
+
+def test_any_number_of_processes_that_do_not_end_take_as_long_as_one(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    supervisor.end(stuck := [Stuck(now) for _ in range(4)])
+    assert now == [2 * supervisor.PROCESS_S]
+    assert all(process.kills for process in stuck)
 
 
 def test_a_worker_that_is_given_up_before_it_begins_never_works(monkeypatch):

@@ -231,8 +231,9 @@ class SlotFeed(Feed):
         return self._layout.extent(plan.batch(batch.key.step) if around is None else np.array(around.samples))
 
     def _tensor(self, name: str, stored: torch.Tensor, missing: int) -> torch.Tensor:
-        if missing:
-            stored = filled_up(name, stored, missing)
+        if missing:  # the last sample is repeated, and marked as none
+            more = stored[-1:].expand(missing, *stored.shape[1:])
+            stored = torch.cat([stored, torch.zeros_like(more) if name == MASK else more])
         delivered = self._delivered[name]
         return stored if delivered is None else delivered(stored)
 
@@ -427,12 +428,6 @@ def _called_last(call: Callable[[], None], others: Iterator[int]) -> None:
     """Call a function unless it is to be called by others, too."""
     if next(others, None) is None:
         call()
-
-
-def filled_up(name: str, values: torch.Tensor, missing: int) -> torch.Tensor:
-    """A field with its last sample repeated; that of real samples with False."""
-    more = values[-1:].expand(missing, *values.shape[1:])
-    return torch.cat([values, torch.zeros_like(more) if name == MASK else more])
 
 
 class SmallCopies:

@@ -209,25 +209,29 @@ class StreamQueue(InlineQueue):
             try:
                 host, ticket.host = ticket.host or self.feed.get(key), None
                 self._submit(ticket, host)
-                if len(self.tickets) > 1 and self._begins_anew(ticket, host):
+                if len(self.tickets) > 1 and self._begins_anew(ticket):
                     self._copy_less(0)  # those behind it have reserved the memory that it needs
                     host, ticket.host = ticket.host or host, None
                     self._submit(ticket, host)
             except Exception:
-                self._let_go(ticket)
-                self.tickets.popleft()
+                self._drop_first(ticket)
                 raise
         if ticket.error is not None:
-            self._let_go(ticket)
-            self.tickets.popleft()
+            self._drop_first(ticket)
             error, ticket.error = ticket.error, None
             try:
                 raise error
             finally:
                 del error, ticket  # see `LentFeed.lend`
         batch = self._handed_out(ticket)
-        self.tickets.popleft()
+        if self.tickets:  # else another thread has closed the loader
+            self.tickets.popleft()
         return batch
+
+    def _drop_first(self, ticket: Ticket) -> None:
+        self._let_go(ticket)
+        if self.tickets:
+            self.tickets.popleft()
 
     def prefetch(self, key: BatchIndex, *, copy: bool = True) -> None:
         if self.streams.capturing:
@@ -260,18 +264,18 @@ class StreamQueue(InlineQueue):
         self._submit(ticket, host)
         if ticket.error is None:
             return True
-        if self._begins_anew(ticket, host):
+        if self._begins_anew(ticket):
             self._copy_less(len(self.tickets) - 1)
             self.feed.prefetch(ticket.following)
-        elif isinstance(host.error, StopIteration):
+        elif ticket.ready is None and isinstance(ticket.error, StopIteration):
             self._drop_after(ticket)  # no batch after the end needs the memory
         else:
             return True
         return False
 
-    def _begins_anew(self, ticket: Ticket, host: HostBatch) -> bool:
+    def _begins_anew(self, ticket: Ticket) -> bool:
         """Whether there was no memory for a batch that was read: it is submitted again, without those after it."""
-        if host.error is not None or not isinstance(ticket.error, torch.OutOfMemoryError):
+        if ticket.ready is None or not isinstance(ticket.error, torch.OutOfMemoryError):
             return False
         self._drop_after(ticket)
         # The error would keep the memory that its traceback refers to.
@@ -327,7 +331,7 @@ class StreamQueue(InlineQueue):
 
     def _submit(self, ticket: Ticket, host: HostBatch) -> None:
         if host.error is not None:
-            ticket.error = host.error
+            ticket.error, host.error = host.error, None  # frames in its traceback refer to ``host``
             ticket.raw, ticket.block = {}, None  # nothing will be copied there
             return
         ticket.unpack = host.unpack

@@ -35,7 +35,6 @@ class DeviceTransform:
 
     Args:
         function: As a `Hook`. An ``nn.Module`` is moved to the device, once. None to cast only.
-        device: Where batches lie.
         number: The seed of a batch's generator. None: a function that takes a generator gets None.
         cast: Called with the batch before the function.
     """

@@ -266,25 +266,9 @@ class Transformation:
         if not hasattr(self._thread, "memory"):
             self._thread.memory = np.empty(self.scratch_bytes, np.uint8)
         memory: Bytes = self._thread.memory
-        read(self.raw(memory, samples))
-        self.apply(epoch, samples, memory, out, rows)
-
-    def check(self, epoch: int, sample: Indices, read: ReadInto) -> None:
-        """It is transformed unless that takes a whole batch."""
-        values = self._spec.empty(1)
-        read(values)
-        if self._calls.sample is not None:
-            with self._lock:
-                values = delivered(self._spec, values)
-                put_samples(self._calls, epoch, sample, values, self._outcome.of_samples.empty(1))
-
-    def raw(self, memory: Bytes, samples: Indices) -> dict[str, Array]:
-        return self._raw.views_of(memory, samples)
-
-    def apply(
-        self, epoch: int, samples: Indices, memory: Bytes, out: Mapping[str, Array], rows: Sequence[int] | None = None
-    ) -> None:
-        values, began = delivered(self._spec, self.raw(memory, samples)), time.perf_counter()
+        raw = self._raw.views_of(memory, samples)
+        read(raw)
+        values, began = delivered(self._spec, raw), time.perf_counter()
         with self._lock:
             CLOCK.waited_for_others((locked := time.perf_counter()) - began)
             if self._calls.sample is not None:
@@ -296,6 +280,15 @@ class Transformation:
             if self._calls.batch is not None:
                 put_batch(self._calls, samples, self._calls.of_batch(epoch, samples, values), out)
             CLOCK.transformed(time.perf_counter() - locked)
+
+    def check(self, epoch: int, sample: Indices, read: ReadInto) -> None:
+        """It is transformed unless that takes a whole batch."""
+        values = self._spec.empty(1)
+        read(values)
+        if self._calls.sample is not None:
+            with self._lock:
+                values = delivered(self._spec, values)
+                put_samples(self._calls, epoch, sample, values, self._outcome.of_samples.empty(1))
 
 
 def delivered(spec: BatchSpec, arrays: Mapping[str, Array]) -> dict[str, Array]:

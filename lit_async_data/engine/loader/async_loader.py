@@ -297,7 +297,8 @@ class AsyncLoader(BaseLoader):
         elif left.over:
             return iter(())
         beside = _Beside(self._recipe, schedule, self.device, self._wiring, evaluation=self._evaluation)
-        return beside.passed_from(left)
+        beside._cursor.resume(left)  # noqa: SLF001
+        return iter(beside)
 
     @property
     def _epoch_is_named(self) -> bool:
@@ -466,20 +467,22 @@ class AsyncLoader(BaseLoader):
         """The engine, which reads anew if the user has changed what it reads with."""
         assert isinstance(engine.feed, SlotFeed)
         pipeline = engine.feed.pipeline
-        with self._request():
-            if not self._changes.found() or not (pipeline.worker_count or engine.copies):  # nothing is read ahead
-                return engine
-            self._say(logging.INFO, CHANGED)
-            renewed = engine.side is None or not engine.side.capturing  # a graph, in which nothing can be dropped
-            if renewed:
-                engine.rest()
-                try:
+        try:
+            with self._request():
+                if not self._changes.found() or not (pipeline.worker_count or engine.copies):  # nothing is read ahead
+                    return engine
+                self._say(logging.INFO, CHANGED)
+                if engine.side is None or not engine.side.capturing:  # else a graph, in which nothing can be dropped
+                    engine.rest()
                     pipeline.renew(self._setup(pipeline.setup.plan), self._wanted(engine))
-                except ConfigError:  # it cannot be pickled any more
-                    renewed = False
-        if not renewed:
-            self._stop()
-            engine = self._running()
+                    engine.queue.prefetch(self._wanted(engine))
+                    return engine
+        except Exception as error:
+            self._stop()  # this engine would go on without the change, which is not found again
+            if not isinstance(error, ConfigError | OSError):  # else it cannot be pickled any more, or sent
+                raise
+        self._stop()
+        engine = self._running()
         with self._request():
             engine.queue.prefetch(self._wanted(engine))
         return engine
@@ -573,7 +576,3 @@ class _Beside(AsyncLoader):
         self.options = dataclasses.replace(recipe.options, workers=0, worker_kind="auto", queue_depth=1, cache_bytes=0)
         self._begin(schedule, device, 0)
         self._wiring.label, self._wiring.logged = wiring.label or "another iterator", wiring.logged
-
-    def passed_from(self, left: Place | None) -> Iterator[Batch]:
-        self._cursor.resume(left)
-        return iter(self)

@@ -37,10 +37,9 @@ from lit_async_data.options import whole
 class Engine:
     """A feed, which reads batches ahead, and a device queue, which copies them ahead.
 
-    It refers to no loader, so that a dropped loader is closed at once.
+    It closes the feed. It refers to no loader, so that a dropped loader is closed at once.
 
     Args:
-        feed: Where batches come from. Closed with the engine.
         depth: Batches that are copied ahead, to a device with streams; 0 to read and copy nothing ahead.
         inline: Whether to copy nothing, so that ``transform`` gets each batch in host memory.
         asks: Whether the feed must be asked after each batch; False where its threads go on by themselves.
@@ -105,6 +104,7 @@ class Run:
     closer: weakref.finalize[Any, Any] | None = None  # closes the engine when the loader is dropped
     # Whether a request did not come to its end. The engine may be in any state, and must be replaced.
     interrupted: bool = False
+    ended_by: str = "an interrupt"  # what that was
     unanswered: bool = False  # whether the last request for a batch gave none: it goes on, or ended in an error
     closed: bool = False  # whether the loader is closed for good
     stats: LoaderStats = dataclasses.field(default_factory=LoaderStats)  # without what the engine counts
@@ -312,6 +312,8 @@ class BaseLoader(BatchIterator):
             self._run.inside = {}
             if isinstance(error, Exception):
                 self._run.interrupted = False  # the request has come to an end
+            else:
+                self._run.ended_by = type(error).__name__
             raise
 
     def _claim(self, one: Pass) -> bool:

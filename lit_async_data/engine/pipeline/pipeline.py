@@ -2,9 +2,6 @@
 
 No I/O, no torch, no threads. A slot has one owner at a time; `TRANSITIONS` lists how it passes on.
 
-Where batches are small, a worker reads several at once into one slot: they share the price of a claim, of a hand-over
-between threads and of the numpy calls, which is most of what a small batch costs.
-
 The order is a sequence of indexes (epoch, step); after the last step of an epoch comes ``(epoch + 1, 0)``, so the end
 of an epoch drains nothing. If the consumer asks for the first batch that was read ahead, the pipeline drops nothing;
 otherwise it drops everything and reads on from the batch that was asked for.
@@ -361,7 +358,8 @@ class Pipeline(abc.ABC):
 
     def __init__(self, setup: ReaderSetup, *, timeout_s: float) -> None:
         self.setup, self.schedule, self.timeout_s = setup, setup.schedule, timeout_s
-        self.layout, self._slots, self._most_slots = setup.plan.room
+        self.layout, budget = setup.layout, setup.plan.budget
+        self._slots, self._most_slots = budget.slots, budget.most_slots
         self.warn_after_s = math.inf  # seconds after which a warning says what a batch waits for
         self.pool = SlotPool([])
         self._tuner = setup.plan.workers.tuner()
@@ -391,8 +389,13 @@ class Pipeline(abc.ABC):
     def renew(self, setup: ReaderSetup, key: BatchIndex) -> None:
         """Read all from ``key`` on, also what was read ahead, as this setup says; the layout stays."""
         with self._lock:
-            self.setup = setup
+            if self._closed:
+                self.check()
+            self._take_setup(setup)
             self._seek(key)
+
+    def _take_setup(self, setup: ReaderSetup) -> None:
+        self.setup = setup
 
     @abc.abstractmethod
     def prefetch(self, key: BatchIndex) -> None:
@@ -551,6 +554,8 @@ class Pipeline(abc.ABC):
 
     def _grow(self) -> None:
         """Double the slots if the user keeps all there are, within the budget."""
+        if self._closed:
+            self.check()
         if self.pool.held == len(self.pool):
             try:
                 self._add_slots(min(len(self.pool), self._most_slots - len(self.pool)))
@@ -565,6 +570,8 @@ class Pipeline(abc.ABC):
             return
         try:
             with self._lock:
+                if self._closed:
+                    self.check()
                 if count > before and len(self.pool) <= count < self._most_slots:
                     self._add_slots(1)  # each worker fills one, and one is handed out
                 self.set_workers(count)

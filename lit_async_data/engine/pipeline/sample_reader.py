@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.batch.spec import MASK, RUN_BYTES, Array, BatchLayout, Bytes, length_key, offsets_key
+from lit_async_data.batch.spec import MASK, RUN_BYTES, Array, BatchLayout, length_key, offsets_key
 from lit_async_data.engine.hooks.calls import FIXED, INDEX, failure
 from lit_async_data.engine.hooks.transformation import Transformation
 from lit_async_data.engine.resources.plan import ResourcePlan
@@ -93,17 +93,9 @@ class SampleReader:
         epoch: int,
         samples: Indices,
         out: Mapping[str, npt.NDArray[Any]],
-        *,
-        raw: Bytes | None = None,
         rows: Indices | None = None,
     ) -> None:
-        """From the source, or from ``raw``, where they are as before the host hooks; into rows, or the first ones."""
-        with READING.of(epoch, self.global_seed, alike=self.alike):
-            self._put(epoch, samples, out, raw, rows)
-
-    def _put(
-        self, epoch: int, samples: Indices, out: Mapping[str, Any], raw: Bytes | None, rows: Indices | None
-    ) -> None:
+        """Into these rows of ``out``, or the first ones."""
         own: dict[str, Any] = {INDEX: self.source.ids(samples)} if self.return_indices else {}
         own |= {MASK: True} if self.masks else {}
         for key, values in own.items():
@@ -112,15 +104,16 @@ class SampleReader:
         for key in self.concat:
             width = self.source.spec[key].shape[0] if self.buckets is None else self.buckets.width(samples)
             into[key] = EndToEnd(out[key], into.pop(offsets_key(key)), width)
-        if self.transformation is not None:
-            self._transform(epoch, samples, into, range(len(samples)) if rows is None else rows.tolist(), raw)
-        elif self.concat:
-            for run in padded_runs([into[key] for key in self.concat], slice(None) if rows is None else rows):
-                self._read_rows(epoch, samples[run], into, run if rows is None else rows[run])
-        elif rows is not None:
-            self._read_rows(epoch, samples, into, rows)
-        else:
-            self._read(epoch, samples, into)
+        with READING.of(epoch, self.global_seed, alike=self.alike):
+            if self.transformation is not None:
+                self._transform(epoch, samples, into, range(len(samples)) if rows is None else rows.tolist())
+            elif self.concat:
+                for run in padded_runs([into[key] for key in self.concat], slice(None) if rows is None else rows):
+                    self._read_rows(epoch, samples[run], into, run if rows is None else rows[run])
+            elif rows is not None:
+                self._read_rows(epoch, samples, into, rows)
+            else:
+                self._read(epoch, samples, into)
 
     def _read_rows(self, epoch: int, samples: Indices, into: Mapping[str, Any], rows: slice | Indices) -> None:
         """By other memory where rows are scattered, or the samples are padded first."""
@@ -133,14 +126,10 @@ class SampleReader:
         for key in apart:
             into[key][rows] = values[key]
 
-    def _transform(
-        self, epoch: int, samples: Indices, into: Mapping[str, Any], rows: Sequence[int], raw: Bytes | None
-    ) -> None:
+    def _transform(self, epoch: int, samples: Indices, into: Mapping[str, Any], rows: Sequence[int]) -> None:
         hooks = self.transformation
         assert hooks is not None
-        if raw is not None:
-            hooks.apply(epoch, samples, raw, into)
-        for first in range(0, len(samples) if raw is None else 0, hooks.capacity):
+        for first in range(0, len(samples), hooks.capacity):
             run = slice(first, first + hooks.capacity)
             hooks(epoch, samples[run], functools.partial(self._read, epoch, samples[run]), into, rows[run])
         for key in self.concat:
@@ -157,9 +146,6 @@ class SampleReader:
                 self._read(epoch, sample, self.source.spec.empty(1))
             else:
                 self.transformation.check(epoch, sample, functools.partial(self._read, epoch, sample))
-
-    def before_hooks(self) -> SampleReader:
-        return SampleReader(self.source, False, self.seed, global_seed=self.global_seed, alike=self.alike)
 
     def _read(self, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
         if READING.key is not None:
@@ -350,9 +336,3 @@ class ReaderSetup:
     @property
     def layout(self) -> BatchLayout:
         return self.plan.layout
-
-    @property
-    def raw_bytes(self) -> int:
-        """Bytes beside each slot for raw samples, where processes share batches that a hook takes whole."""
-        hooks = self.read.transformation
-        return hooks.scratch_bytes if self.plan.workers.shared and hooks is not None and hooks.takes_batches else 0

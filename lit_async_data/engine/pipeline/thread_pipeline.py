@@ -44,7 +44,10 @@ class ThreadPipeline(Pipeline):
             if next(iter(self._claimed), self._cursor) != key:
                 self._seek(key)
         if not self._started:
-            self._start()
+            self._add_slots(min(self._slots, self._most_slots))
+            self._started = True
+            for worker in self.workers:
+                worker.start()
 
     def close(self) -> None:
         if self.forked:  # the workers are in another process, and so may be the thread that held the lock at the fork
@@ -64,15 +67,10 @@ class ThreadPipeline(Pipeline):
             super().check()
         for worker in self.workers if self._started else ():
             if worker.work is None:
+                super().check()  # it may have been closed meanwhile
                 worker.check()
 
     # -- slots and claims ------------------------------------------------------------------------------------------
-
-    def _start(self) -> None:
-        self._add_slots(min(self._slots, self._most_slots))
-        self._started = True
-        for worker in self.workers:
-            worker.start()
 
     def set_workers(self, count: int) -> None:
         with self._lock:
@@ -140,11 +138,9 @@ class ThreadPipeline(Pipeline):
         slot = self.pool.take(timeout=0)
         while slot is None:
             with self._lock:
-                self.check()
                 self._grow()
-            # 1. Another thread drops a batch: its lease is dead, so the slot is not held, and the pool need not grow.
-            # 2. This thread asks for a slot. 3. The lease's callback makes the slot vacant. So a short wait may be
-            # needed; the last slot is never lent: see `must_copy`, and
+            # 1. Another thread drops a batch: its lease is dead, so the pool need not grow. 2. This thread asks for a
+            # slot. 3. The lease's callback makes the slot vacant. The last slot is never lent: see `must_copy`, and
             # test_a_batch_that_another_thread_is_dropping_is_waited_for.
             slot = self.pool.take(timeout=FREED_S)
         with self._lock:

@@ -22,7 +22,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -31,17 +31,18 @@ from lit_async_data.engine.device.feeds import Arrived, Batch, DeviceBuffers, Fe
 from lit_async_data.engine.prefetch.packing import Unpacked
 from lit_async_data.engine.stats import LoaderStats
 from lit_async_data.engine.supervisor import LONG_S, Bell, ThreadWorker, all_ended, awaited
+from lit_async_data.errors import ClosedError
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.contract.stage_clock import Work
 from lit_async_data.system import POLL_S, ProcessGuard
 
 log = logging.getLogger(__name__)
 
+CLOSED = "another thread has closed or stopped this loader, which ends the pass; begin another one with iter(loader)"
 
-class Prepare(Protocol):
-    """Makes a batch ready to be copied; see `Packer`."""
 
-    def __call__(self, batch: Batch, *, here: bool) -> HostBatch: ...
+# Makes a batch ready to be copied, in the consumer's thread or not (``here``); see `Packer`.
+Prepare = Callable[..., HostBatch]
 
 
 class Pulled(NamedTuple):
@@ -70,21 +71,11 @@ class ReaderThread:
         # `supervisor`.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._depth = depth
+        self.depth = depth
         self.pulled: collections.deque[Pulled] = collections.deque()  # the batches that are read ahead
         self.worker: ThreadWorker | None = None
         self.reading = False
         self._closed = False
-
-    @property
-    def depth(self) -> int:
-        return self._depth
-
-    @depth.setter
-    def depth(self, depth: int) -> None:
-        with self._lock:
-            self._depth = depth
-            self._changed.notify_all()
 
     # -- the consumer ----------------------------------------------------------------------------------------------
 
@@ -93,7 +84,7 @@ class ReaderThread:
         return getattr(self._prepare, "has_room", True)
 
     def wake(self) -> None:
-        """Call when there may be room again."""
+        """Call when there may be room again, or `depth` has been set."""
         with self._lock:
             self._changed.notify_all()
 
@@ -126,6 +117,8 @@ class ReaderThread:
         with self._lock:
             if self.pulled:
                 return None  # it has come meanwhile
+            if self._closed:
+                raise ClosedError(CLOSED)
             worker = self._reader()
         if worker is None:
             return self._pull(here=True)
@@ -136,6 +129,7 @@ class ReaderThread:
     def pause(self) -> None:
         """Have the thread read no more until `depth` is set again; waits for its `next`."""
         self.depth = 0
+        self.wake()
         awaited(self._paused, warn_after_s=LONG_S, warn=functools.partial(self._warn, "cannot begin a pass"))
 
     def _paused(self, seconds: float) -> bool | None:
@@ -167,7 +161,7 @@ class ReaderThread:
         return True
 
     def _reader(self) -> ThreadWorker | None:
-        if not self.reading and self._depth and not self._closed:
+        if not self.reading and self.depth and not self._closed:
             if self.worker is not None:
                 all_ended([self.worker])  # it has read its last batch, and only has to return
             self.worker = ThreadWorker(0, self._work)
@@ -182,13 +176,13 @@ class ReaderThread:
     def _may_read(self) -> bool:
         """A batch that is yet to be packed comes first."""
         waits = bool(self.pulled) and isinstance(self.pulled[-1].host, Unpacked)
-        return len(self.pulled) < self._depth and not waits and self.has_room
+        return len(self.pulled) < self.depth and not waits and self.has_room
 
     def _work(self, worker: ThreadWorker) -> bool:
         with self._lock:
-            while self._depth and not self._closed and not self._may_read:
+            while self.depth and not self._closed and not self._may_read:
                 self._changed.wait(POLL_S)
-            if self._closed or not self._depth:
+            if self._closed or not self.depth:
                 self.reading = False
                 self.arrived.ring()
                 return False
@@ -248,7 +242,7 @@ class PassState(NamedTuple):
     fresh: bool = True  # whether the next batch begins a pass
     step: int = 0  # the next batch of the pass
     over: bool = False  # whether the pass has come to its end
-    lost: bool = False  # whether an interrupt has ended the pass
+    lost: str = ""  # what has ended the pass, and is no error of a batch: an interrupt, or an exit of the loader
     # The loader's state after the batch that was handed out last; None where the loader's own is right.
     state: State | None = None
     before: State | None = None  # the state before that batch; None where it is not known
@@ -283,7 +277,7 @@ class IteratorFeed(Feed):
         # The device memory of the last two batches.
         self._buffers: tuple[DeviceBuffers | None, DeviceBuffers | None] = (None, None)
         self._work, self._starved = Work(), 0
-        self._warned = False
+        self._warned = self._closed = False
 
     @property
     def depth(self) -> int:
@@ -292,19 +286,20 @@ class IteratorFeed(Feed):
     @depth.setter
     def depth(self, depth: int) -> None:
         self._depth = depth
-        if self.reader is not None:
-            self.reader.depth = depth
+        if (reader := self.reader) is not None:  # read once, here and below: another thread may close the loader
+            reader.depth = depth
+            reader.wake()
 
     @property
     def has_room(self) -> bool:  # type: ignore[override]
-        reader = self.reader
-        if reader is not None and reader.pulled and not isinstance(reader.pulled[0].host, Unpacked):
+        first = [] if (reader := self.reader) is None else list(reader.pulled)[:1]
+        if first and not isinstance(first[0].host, Unpacked):
             return True
         return getattr(self._prepare, "has_room", True)
 
     @property
     def ready(self) -> int:  # type: ignore[override]
-        reader = self.reader  # read once: the pass may end in another thread
+        reader = self.reader
         return 0 if reader is None else len(reader.pulled)
 
     def stats(self) -> LoaderStats:
@@ -319,6 +314,8 @@ class IteratorFeed(Feed):
             raise self._process.error(
                 "this loader reads", "its thread does not exist there; call prefetched() in the child"
             )
+        if self._closed:
+            raise ClosedError(CLOSED)
 
     def buffers(self, key: BatchIndex) -> DeviceBuffers | None:  # noqa: ARG002
         """As the last batch, unless that was unlike the one before. A wrong guess costs an allocation."""
@@ -332,38 +329,43 @@ class IteratorFeed(Feed):
 
     def prefetch(self, key: BatchIndex) -> None:  # noqa: ARG002
         """The thread reads on by itself. A pass begins when its first batch is asked for."""
-        if self.reader is not None:
-            self.reader.wake()
+        if (reader := self.reader) is not None:
+            reader.wake()
 
     def lend(self, key: BatchIndex) -> Batch:
         host = self.get(key)
-        if host.error is not None:
+        error, host.error = host.error, None
+        if error is not None:
             try:
-                raise host.error
+                raise error
             finally:
-                del host  # see `LentFeed.lend`
+                del error  # see `LentFeed.lend`; frames in its traceback refer to ``host``
         return host.unpack(Arrived({}, None, {}), torch.clone)
 
     def poll(self, key: BatchIndex) -> HostBatch | None:
-        if self.reader is None or key != self.expected:
+        reader = self.reader
+        if reader is None or key != self.expected:
             return None
-        pulled = self.reader.poll()
-        return None if pulled is None else self._host_batch(pulled)
+        pulled = reader.poll()
+        return None if pulled is None else self._host_batch(reader, pulled)
 
     def get(self, key: BatchIndex) -> HostBatch:
         if key.epoch != self.expected.epoch:
             self._begin(key.epoch)
-        if self.reader is None:
+        if (reader := self.reader) is None:
+            self.check()
             return HostBatch(error=StopIteration())
-        self._starved += not self.reader.pulled
-        return self._host_batch(self.reader.get())
+        self._starved += not reader.pulled
+        return self._host_batch(reader, reader.get())
 
     def rest(self, *, wait: bool) -> None:
-        while self.reader is not None and not self.reader.close() and wait:
+        reader = self.reader
+        while reader is not None and not reader.close() and wait:
             log.warning("ending a pass: the loader's next() has not returned yet")
         self.reader = None  # and with it the iterator, and whatever ends with that
 
     def close(self, *, wait: bool = False) -> None:
+        self._closed = True
         self.rest(wait=wait)
 
     def _state_now(self) -> State | None:
@@ -378,15 +380,11 @@ class IteratorFeed(Feed):
         self.reader = ReaderThread(iterator, self._prepare, self._depth, self._state_now)
         self.expected, self._buffers = BatchIndex(epoch, 0), (None, None)
 
-    def _host_batch(self, pulled: Pulled) -> HostBatch:
+    def _host_batch(self, reader: ReaderThread, pulled: Pulled) -> HostBatch:
         host = pulled.host
         if isinstance(host.error, StopIteration):
-            assert self.reader is not None
-            if (
-                self.reader.iterator is self._loader
-                and self.expected.epoch
-                and not (self.expected.step or self._warned)
-            ):
+            used_up = reader.iterator is self._loader and self.expected.epoch and not self.expected.step
+            if used_up and not self._warned:
                 self._warned = True
                 log.warning(
                     "%s is an iterator, which its first pass has used up; give prefetched() something that iter() "

@@ -21,7 +21,7 @@ from lit_async_data.engine.device.streams import NEXT, profiled, ranged
 from lit_async_data.engine.device.transform import DeviceTransform
 from lit_async_data.engine.hooks.calls import Function, check_callable
 from lit_async_data.engine.loader.async_loader import AsyncLoader
-from lit_async_data.engine.loader.base_loader import BaseLoader, Engine, Pass, Taken, Wiring
+from lit_async_data.engine.loader.base_loader import BaseLoader, Engine, Pass, Run, Taken, Wiring
 from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed, PassState, begins_nothing, state_of, uncopied
 from lit_async_data.engine.prefetch.packing import Packer, PinnedBufferPool
 from lit_async_data.engine.resources import memory
@@ -120,10 +120,7 @@ def check_sharded(loader: Any) -> None:
         return
     batches = loader.batch_sampler
     samplers = (loader.sampler, batches, getattr(batches, "sampler", None))
-    known = [getattr(sampler, name, None) for sampler in samplers for name in SIGNS]
-    if not any(isinstance(each, DistributedSampler) for each in samplers) and not any(
-        isinstance(n, int) for n in known
-    ):
+    if not any(isinstance(getattr(sampler, name, None), int) for sampler in samplers for name in SIGNS):
         raise ConfigError(
             f"prefetched(loader): {ranks} ranks would all read the same samples; build the loader with "
             "DataLoader(dataset, sampler=DistributedSampler(dataset), ...) and call loader.sampler.set_epoch(epoch) "
@@ -340,7 +337,7 @@ class PrefetchedLoader(BaseLoader):
         at = self._cursor.state
         if at.lost:
             raise ClosedError(
-                f"an interrupt has ended this pass after {at.step} batches: the batches that were read ahead are lost; "
+                f"{at.lost} has ended this pass after {at.step} batches: the batches that were read ahead are lost; "
                 "begin a new pass with iter(loader)"
             )
         if at.over:
@@ -382,9 +379,9 @@ class PrefetchedLoader(BaseLoader):
                 self._cursor.state = at._replace(fresh=False)  # a new pass would lose the batches that were read ahead
                 return engine
             log.warning(
-                "an interrupt has ended the pass over a generator, which goes on behind the batches that were read "
-                "ahead: up to %d batches are lost",
-                2 * self._depth + 1,
+                "%s has ended the pass over a generator, which goes on behind the batches that were read ahead: up to "
+                "%d batches are lost",
+                *(at.lost, 2 * self._depth + 1),
             )
         if not self.sharded_by_trainer:
             check_sharded(self.loader)
@@ -418,9 +415,10 @@ class PrefetchedLoader(BaseLoader):
 
     def _discard(self) -> None:
         if self._run.interrupted:
-            self._cursor.state = self._cursor.state._replace(lost=not self._cursor.state.over)
+            at = self._cursor.state
+            self._cursor.state = at._replace(lost="" if at.over else at.lost or self._run.ended_by)
             self._stop(wait=True)  # if that is interrupted, it is done again
-            self._run.interrupted = False
+            self._run.interrupted, self._run.ended_by = False, Run.ended_by
 
     def _reconfigure(self) -> None:
         engine = self._run.engine

@@ -3,9 +3,7 @@
 ``python -m lit_async_data.engine.processes PARENT NUMBER CONTROL LIFELINE REPORTS TASKS SETUP SLOTS``: a process id,
 the number of the process among those of its loader, and the descriptors of two sockets, two pipes and two files. A
 message on the control brings the descriptor of another setup; or of a socket to which the stacks of all threads are to
-be written. The process ends with the control, and with its parent, also if the parent is killed, or has forks that keep
-the sockets open. On Linux, the system kills it when the other end of the lifeline is closed, even if C code holds the
-GIL.
+be written. The process ends with the control, with its parent and, on Linux, when the lifeline's other end is closed.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ def main(arguments: list[str]) -> NoReturn:
     logging.captureWarnings(capture=True)
     try:
         setup = loaded(setup_fd)
-        memory = SharedSlots(setup.layout.nbytes + setup.raw_bytes, slots)
+        memory = SharedSlots(setup.layout.nbytes, slots)
         server = ReaderServer(setup, memory, tasks, reports, process=number)
         control = socket.socket(fileno=control_fd)
         control.settimeout(POLL_S)

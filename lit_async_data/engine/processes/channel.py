@@ -11,7 +11,7 @@ import select
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from lit_async_data.engine import supervisor
@@ -58,14 +58,14 @@ class Channel:
                 def ends(one: E, other: E) -> tuple[E, int]:
                     return ours.enter_context(one), its.enter_context(other).fileno()
 
-                self._control, control = ends(*socket.socketpair())
+                self.control, control = ends(*socket.socketpair())
                 # At its end the system kills the process.
-                self._lifeline, lifeline = ends(*socket.socketpair())
+                self.lifeline, lifeline = ends(*socket.socketpair())
                 self.reports, reports = ends(*_pipe())
                 self.tasks, tasks = ends(*reversed(_pipe()))
                 os.set_blocking(self.reports.fileno(), False)
                 descriptors = control, lifeline, reports, tasks, setup, slots.fd
-                self._process = _started(descriptors, number)
+                self.process = _started(descriptors, number)
                 ours.pop_all()
         except OSError as error:
             advice = advice_on(error) or f"{error}; raise the system's limit on processes"
@@ -74,11 +74,11 @@ class Channel:
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self.process.pid
 
     def renew(self, setup: int) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `receive` finds that it has ended
-            socket.send_fds(self._control, [RENEWED], [setup])
+            socket.send_fds(self.control, [RENEWED], [setup])
 
     def receive(self) -> list[tuple[Report, bytes]]:
         """What has arrived, with payloads; a `WorkerError` if the process has ended. Log records are logged here."""
@@ -108,28 +108,31 @@ class Channel:
         found = "no answer: it is stopped, has not started yet, or C code in it holds the GIL\n"
         ours, its = socket.socketpair()
         with ours, its, contextlib.suppress(OSError):  # it takes too long, or has ended
-            socket.send_fds(self._control, [ASKED], [its.fileno()])
+            socket.send_fds(self.control, [ASKED], [its.fileno()])
             its.close()
             ours.settimeout(STACKS_S)
             found = b"".join(iter(lambda: ours.recv(2**16), b"")).decode(errors="replace")
         return f"the threads of reader process {self.pid}:\n{found}"
-
-    def close(self) -> None:
-        """Takes two seconds at most. Idempotent."""
-        with contextlib.suppress(OSError):  # it has ended; or this is the second call
-            self._control.shutdown(socket.SHUT_RDWR)  # a fork of this process may keep it open
-        self.reports.close()
-        self.tasks.close()
-        supervisor.end(self._process)
-        self._control.close()
-        self._lifeline.close()
 
     def _ended(self) -> WorkerError:
         if (failure := self.failure) is not None:
             error = WorkerError(f"reader process {self.pid} failed: {type(failure).__name__}: {failure}")
             error.__cause__ = failure
             return error
-        return WorkerError(f"reader process {self.pid} {supervisor.how_it_ended(self._process)}")
+        return WorkerError(f"reader process {self.pid} {supervisor.how_it_ended(self.process)}")
+
+
+def close(channels: Sequence[Channel]) -> None:
+    """Takes two seconds at most, however many there are. Idempotent."""
+    for channel in channels:
+        with contextlib.suppress(OSError):  # it has ended; or this is the second call
+            channel.control.shutdown(socket.SHUT_RDWR)  # a fork of this process may keep it open
+        channel.reports.close()
+        channel.tasks.close()
+    supervisor.end([channel.process for channel in channels])
+    for channel in channels:
+        channel.control.close()
+        channel.lifeline.close()
 
 
 def _started(descriptors: Iterable[int], number: int) -> subprocess.Popen[bytes]:
@@ -149,11 +152,11 @@ def _started(descriptors: Iterable[int], number: int) -> subprocess.Popen[bytes]
     )
 
 
-def wait_for_reports(channels: Iterable[Channel], timeout: float) -> None:
-    """Wait until a report arrives by one of these channels, or a process ends."""
+def wait_for_reports(pipes: Iterable[int], timeout: float) -> None:
+    """Wait until a report arrives by one of these descriptors, or a process ends."""
     poll = select.poll()  # not `select`, which takes no descriptors from 1024 on
-    for channel in channels:
-        poll.register(channel.reports, select.POLLIN)
+    for pipe in pipes:
+        poll.register(pipe, select.POLLIN)
     poll.poll(1e3 * timeout)
 
 

@@ -83,13 +83,6 @@ RENEWED, ASKED = b"+", b"?"
 NO_LIMIT = -1
 
 
-class Phase(enum.IntEnum):
-    ALL = 0
-    READ = 1  # before any hook
-    TRANSFORM = 2  # what was read
-    AROUND = 3  # all of it by one process, sample by sample, around the bad ones
-
-
 class Task(NamedTuple):
     """Batches, or one process's share of them, that a reader process reads into a slot."""
 
@@ -100,26 +93,21 @@ class Task(NamedTuple):
     row: int  # the first row in the slot
     share: Share
     limits: Limits  # what the consumer will take of each epoch
-    phase: Phase = Phase.ALL
+    around: bool = False  # whether one process reads all of it, sample by sample, around the bad ones
     deaths: int = 0  # processes that have ended while they carried this out; known to the training process alone
-
-    @property
-    def is_dealt(self) -> bool:
-        """Whether it reads a new slot, and does not finish one that has been read by shares."""
-        return self.phase in (Phase.ALL, Phase.READ)
 
     def packed(self) -> bytes:
         numbers = self.slot, self.generation, *self.key, self.batches, self.row, *self.share
         first, steps, later, start = self.limits
         most = NO_LIMIT if steps is None else steps, NO_LIMIT if later is None else later
-        return _TASK.pack(*numbers, first, *most, start, self.phase)
+        return _TASK.pack(*numbers, first, *most, start, self.around)
 
     @classmethod
     def unpacked(cls, data: bytes) -> Task:
-        slot, generation, epoch, step, batches, row, reader, readers, first, *most, start, phase = _TASK.unpack(data)
+        slot, generation, epoch, step, batches, row, reader, readers, first, *most, start, around = _TASK.unpack(data)
         steps, later = (None if each == NO_LIMIT else each for each in most)
         key, share, limits = BatchIndex(epoch, step), Share(reader, readers), Limits(first, steps, later, start)
-        return cls(slot, generation, key, batches, row, share, limits, Phase(phase))
+        return cls(slot, generation, key, batches, row, share, limits, bool(around))
 
 
 class ReportKind(enum.IntEnum):

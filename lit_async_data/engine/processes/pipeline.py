@@ -1,15 +1,15 @@
 """`ProcessPipeline`: slots in shared memory that reader processes fill; `pipeline_of`: threads or processes.
 
-The trainer's process owns the slots and the order: it lends slots to the user, gives each vacant one the next batches,
-and tells a reader process to read them. Where samples share compressed chunks, each process reads its share of every
-slot, so that one process decodes a chunk; else whole slots fall to the process that has the fewest tasks. Each task is
-answered by one report. All else, from the samples of a batch to their decoding, happens in the reader processes, which
-take nothing of this process's GIL. They need a third of a second to start; meanwhile a thread of this process reads the
-first slot, unless that runs Python code of the user, takes a lock, or decodes a chunk that a process decodes again.
+The trainer's process owns the slots and the order, and tells a reader process what to read into each vacant slot. Where
+samples share compressed chunks, each process reads its share of every slot, so that one process decodes a chunk; else
+whole slots fall to the process that has the fewest tasks. Each task is answered by one report. Processes need a third
+of a second to start; meanwhile a thread of this process reads the first slot, unless that runs Python code of the user,
+takes a lock, or decodes a chunk that a process decodes again.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -33,8 +33,8 @@ from lit_async_data.engine.pipeline.pipeline import (
 )
 from lit_async_data.engine.pipeline.sample_reader import ReadAround, ReaderSetup, is_of_a_sample
 from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline, reading_of
-from lit_async_data.engine.processes.channel import Channel, wait_for_reports
-from lit_async_data.engine.processes.messages import Phase, Task, Unplanned, unpacked_results
+from lit_async_data.engine.processes.channel import Channel, close, wait_for_reports
+from lit_async_data.engine.processes.messages import Task, Unplanned, unpacked_results
 from lit_async_data.engine.processes.setup import stored
 from lit_async_data.engine.processes.shared_slots import GENERATION, SETUP, THREADS, SharedSlots
 from lit_async_data.engine.resources import memory
@@ -51,7 +51,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Tasks that wait in the pipe to a process: the smallest pipe that Linux makes, one page, holds them.
+# Tasks in the pipe to a process: the smallest pipe that Linux makes, one page, holds them. This process never waits for
+# room in it, while that one waits for room for its reports.
 MOST_TASKS = 32
 
 
@@ -61,6 +62,8 @@ class _Reader:
     channel: Channel
     # What it has been told and has not reported, in this order, by slot and first step: its threads are at the first.
     tasks: dict[tuple[int, int], Task] = dataclasses.field(default_factory=dict)
+    # The last of them, which are yet to be written to its pipe.
+    waiting: collections.deque[Task] = dataclasses.field(default_factory=collections.deque)
     since: float = 0.0  # the `time.monotonic` of the last report, or of the first task
     ended: int = 0  # processes of this number that have ended since the last report, and read nothing
 
@@ -85,7 +88,6 @@ class ProcessPipeline(Pipeline):
     is read again sample by sample, and a sample that ends more processes than that is bad.
 
     Args:
-        setup: What is read, and how.
         pin: Called with the memory of each slot, so that a GPU can copy from it by itself; undone when it is freed.
         restarts: How often a batch that ended a process is read again, and a process that reads nothing is replaced.
     """
@@ -102,7 +104,7 @@ class ProcessPipeline(Pipeline):
     ) -> None:
         super().__init__(setup, timeout_s=timeout_s)
         self._workers, self._pin, self._restarts = setup.plan.workers, pin, restarts
-        self._source, self._raw_bytes = setup.read.source, setup.raw_bytes
+        self._source = setup.read.source
         # The lock guards everything below.
         self._started = False
         self._readers: list[_Reader] = []
@@ -116,21 +118,20 @@ class ProcessPipeline(Pipeline):
         self._first_task: ReadTask | None = None
         with contextlib.ExitStack() as opened:
             self._stored = opened.enter_context(stored(setup))
-            self._memory = SharedSlots(self.layout.nbytes + self._raw_bytes)
+            self._memory = SharedSlots(self.layout.nbytes)
             opened.callback(self._memory.close)
             self._memory.now[THREADS] = self._threads
             self._add_slots(min(self._slots, self._most_slots))
             opened.pop_all()
 
-    def renew(self, setup: ReaderSetup, key: BatchIndex) -> None:
-        with self._lock:
-            setup = dataclasses.replace(setup, number=self.setup.number + 1)
-            self._stored, before = stored(setup), self._stored
-            before.close()
-            for reader in self._readers:
-                reader.channel.renew(self._stored.fileno())
-            self._memory.now[SETUP] = setup.number  # no thread takes a task before it reads by this setup
-            super().renew(setup, key)
+    def _take_setup(self, setup: ReaderSetup) -> None:
+        setup = dataclasses.replace(setup, number=self.setup.number + 1)
+        self._stored, before = stored(setup), self._stored
+        before.close()
+        for reader in self._readers:
+            reader.channel.renew(self._stored.fileno())
+        self._memory.now[SETUP] = setup.number  # no thread takes a task before it reads by this setup
+        super()._take_setup(setup)
 
     def prefetch(self, key: BatchIndex) -> None:
         with self._lock:
@@ -161,6 +162,8 @@ class ProcessPipeline(Pipeline):
                     work = report.work._replace(slot_s=idle_s[0], loop_s=idle_s[1])
                     unplanned = unpacked_results(payload, reader.channel.pid) if payload else {}
                     task = reader.tasks.pop((report.slot, report.step))
+                    if reader.waiting:
+                        self._send(reader, reader.waiting.popleft())
                     self._done(task, work, unplanned)
                     if task.deaths:
                         self._set_threads()
@@ -171,9 +174,10 @@ class ProcessPipeline(Pipeline):
     def _wait(self, key: BatchIndex, seconds: float) -> None:
         with self._lock:
             self._grow()
-            channels, all_given = [reader.channel for reader in self._readers], not self.pool.count(LENT)
+            pipes = [reader.channel.reports.fileno() for reader in self._readers]  # another thread may close them
+            all_given = not self.pool.count(LENT)
         # A slot that the user frees in another thread is given to a reader soon, and the first one is no report.
-        wait_for_reports(channels, seconds if all_given and not self._first.alive else FREED_S)
+        wait_for_reports(pipes, seconds if all_given and not self._first.alive else FREED_S)
         self.prefetch(key)
 
     def close(self) -> None:
@@ -185,8 +189,7 @@ class ProcessPipeline(Pipeline):
             self.ready = 0
             self._stored.close()
             try:
-                for reader in self._readers:
-                    reader.channel.close()
+                close([reader.channel for reader in self._readers])
             finally:
                 self._memory.close()
         all_ended([self._first])
@@ -222,10 +225,7 @@ class ProcessPipeline(Pipeline):
 
     def _add_readers(self) -> None:
         for number in range(len(self._readers), self._wanted):
-            self._readers.append(_Reader(number, self._channel(number)))
-
-    def _channel(self, number: int) -> Channel:
-        return Channel(number, self._stored.fileno(), self._memory)
+            self._readers.append(_Reader(number, Channel(number, self._stored.fileno(), self._memory)))
 
     def set_workers(self, count: int) -> None:
         with self._lock:
@@ -237,8 +237,10 @@ class ProcessPipeline(Pipeline):
             self._add_readers()  # which get no tasks before they have started
 
     def _close_unused(self) -> None:
+        unused = []
         while len(self._readers) > max(self._wanted, self._dealing) and not self._readers[-1].tasks:
-            self._readers.pop().channel.close()
+            unused.append(self._readers.pop().channel)
+        close(unused)
 
     def _set_threads(self) -> None:
         """One thread in a process that reads a task which has ended one, so that it is known which task ends it."""
@@ -249,7 +251,8 @@ class ProcessPipeline(Pipeline):
         """Its threads take tasks in order."""
         tasks = list(reader.tasks.values())
         alone = tasks and tasks[0].deaths
-        return tasks[: 1 if alone else self._workers.most_threads] if reader.channel.ready else []
+        most = 1 if alone else min(self._workers.most_threads, MOST_TASKS)
+        return tasks[:most] if reader.channel.ready else []
 
     def _replace(self, reader: _Reader, error: WorkerError) -> None:
         """Have another process read what one that has ended had been told, unless that would end, too."""
@@ -260,16 +263,20 @@ class ProcessPipeline(Pipeline):
             if reader.tasks or reader.number < self._dealing:
                 raise named
             log.warning("%s; reading goes on with %d", named, self._dealing)
-            self._stay()
+            self._wanted = self.worker_count = self._dealing
+            if self._tuner is not None:
+                self._tuner.stay(self._dealing)
+            self._close_unused()
             return
         bad = [self._condemned(reader, task) for task in begun]
         self._memory.tried(reader.number)[0] = 0
         if begun:
             self._memory.now[THREADS] = 1
-        channel = self._channel(reader.number)
+        channel = Channel(reader.number, self._stored.fileno(), self._memory)
         log.warning("%s; a new one takes its place", named)
-        reader.channel.close()
+        close([reader.channel])
         reader.channel, tasks, reader.tasks = channel, list(reader.tasks.values()), {}
+        reader.waiting.clear()
         for place, task in enumerate(tasks):
             if task.generation != self._generation:
                 self._done(task)
@@ -283,30 +290,24 @@ class ProcessPipeline(Pipeline):
 
     def _condemned(self, reader: _Reader, task: Task) -> bool:
         """Whether a sample that ended a process by itself is bad from now on, so that the others can be read."""
-        return task.phase is Phase.AROUND and task.deaths >= self._restarts > 0 and self._memory.condemn(reader.number)
+        return task.around and task.deaths >= self._restarts > 0 and self._memory.condemn(reader.number)
 
     def _read_again(self, reader: _Reader, task: Task, error: WorkerError) -> None:
         filling = self._filling[task.slot]
         if task.deaths > self._restarts:
             error.in_its_place = True
             self._done(task, unplanned=dict.fromkeys(range(task.batches), error))
-        elif self.setup.around is not None and self._workers.shared and task.is_dealt and task.share.readers > 1:
+        elif self._is_read_around(task):
             filling.deaths = task.deaths  # all shares are read again by one process
             self._done(task, unplanned=dict.fromkeys(range(task.batches), SourceError(str(error))))
         elif self.setup.around is not None:
-            self._send(reader, task._replace(phase=Phase.AROUND))
+            self._send(reader, task._replace(around=True))
         else:
             first = task.key.step - filling.keys[0].step
             filling.left += task.batches - 1
             for number in range(first, first + task.batches):
                 key, row = filling.keys[number], filling.edges[number]
                 self._send(reader, task._replace(key=key, row=row, batches=1))
-
-    def _stay(self) -> None:
-        self._wanted = self.worker_count = self._dealing
-        if self._tuner is not None:
-            self._tuner.stay(self._dealing)
-        self._close_unused()
 
     # -- tasks -------------------------------------------------------------------------------------------------------
 
@@ -315,8 +316,7 @@ class ProcessPipeline(Pipeline):
         self._memory.now[GENERATION] = self._generation
 
     def _add_slots(self, count: int) -> None:
-        for whole in self._memory.add(count):
-            slot = whole[: self.layout.nbytes]
+        for slot in self._memory.add(count):
             if self._pin is not None:
                 self._pin(slot)  # the array that is kept while a copy is under way: views of it do not keep it
             self.pool.add(slot)
@@ -337,9 +337,7 @@ class ProcessPipeline(Pipeline):
             self._filling[slot] = _Filling(keys, edges, self._generation, len(readers))
             for reader in readers:
                 share = Share(reader.number, self._dealing)
-                phase = Phase.READ if self._raw_bytes and len(readers) > 1 else Phase.ALL
-                task = Task(slot, self._generation, keys[0], len(keys), 0, share, self.schedule.limits, phase)
-                self._send(reader, task)
+                self._send(reader, Task(slot, self._generation, keys[0], len(keys), 0, share, self.schedule.limits))
 
     def _dealt_to(self) -> list[_Reader]:
         started = self._dealing
@@ -355,6 +353,9 @@ class ProcessPipeline(Pipeline):
     def _send(reader: _Reader, task: Task) -> None:
         reader.since = reader.since if reader.tasks else time.monotonic()
         reader.tasks[task.slot, task.key.step] = task
+        if len(reader.tasks) - len(reader.waiting) > MOST_TASKS:
+            reader.waiting.append(task)
+            return
         with contextlib.suppress(BrokenPipeError):  # `receive` finds that the process has ended
             reader.channel.tasks.write(task.packed())
 
@@ -374,14 +375,9 @@ class ProcessPipeline(Pipeline):
             return
         unplanned_of = filling.unplanned
         errors = [result for result in unplanned_of.values() if isinstance(result, Exception)] if unplanned_of else []
-        if task.phase is not Phase.AROUND and task.share.readers > 1 and filling.generation == self._generation:
-            if task.phase is Phase.READ and not errors:
-                self._go_on(task, Phase.TRANSFORM)
-                return
-            if errors and self._workers.shared and self.setup.around is not None and all(map(is_of_a_sample, errors)):
-                filling.unplanned.clear()
-                self._go_on(task, Phase.AROUND)
-                return
+        if errors and self._is_read_around(task) and all(map(is_of_a_sample, errors)):
+            self._read_around(task)
+            return
         del self._filling[task.slot]
         batches = []
         for number, (key, (begin, end)) in enumerate(zip(filling.keys, itertools.pairwise(filling.edges), strict=True)):
@@ -393,15 +389,20 @@ class ProcessPipeline(Pipeline):
         filled = FilledSlot(task.slot, batches, len(batches) - len(errors))
         self._file(filled, filling.generation, filling.work, filling.seconds)
 
-    def _go_on(self, task: Task, phase: Phase) -> None:
-        """Have one process finish a slot, all shares of which have been read."""
+    def _is_read_around(self, task: Task) -> bool:
+        """Whether a slot is read again by one process, around bad samples, if this share of it fails."""
+        is_share = self._workers.shared and task.share.readers > 1 and not task.around
+        return is_share and self.setup.around is not None and task.generation == self._generation
+
+    def _read_around(self, task: Task) -> None:
         # There may be fewer processes by now: those that have no task left are closed.
         readers = self._readers[: task.share.readers]
         filling, reader = self._filling[task.slot], readers[task.slot % len(readers)]
         filling.left = 1
-        share = task.share._replace(reader=reader.number)
-        task = Task(task.slot, task.generation, filling.keys[0], len(filling.keys), 0, share, task.limits, phase)
-        self._send(reader, task._replace(deaths=filling.deaths))
+        filling.unplanned.clear()
+        share, keys = task.share._replace(reader=reader.number), filling.keys
+        given = task.slot, task.generation, keys[0], len(keys), 0, share, task.limits
+        self._send(reader, Task(*given, around=True, deaths=filling.deaths))
 
     # -- what is being read ------------------------------------------------------------------------------------------
 

@@ -18,7 +18,6 @@ from lit_async_data.engine.pipeline.pipeline import ReadTask
 from lit_async_data.engine.pipeline.sample_reader import ReaderSetup
 from lit_async_data.engine.processes.messages import (
     TASK_BYTES,
-    Phase,
     Report,
     ReportKind,
     Reports,
@@ -79,8 +78,9 @@ class ReaderServer:
             self._lock.notify_all()
 
     def check(self) -> None:
-        for thread in tuple(self._threads):
-            thread.check()
+        with self._lock:  # a thread that is one too many leaves the list under it, and then ends
+            for thread in self._threads:
+                thread.check()
 
     # -- threads -----------------------------------------------------------------------------------------------------
 
@@ -99,33 +99,28 @@ class ReaderServer:
             return False
         task, idle_s = Task.unpacked(data), CLOCK.waited(began)
         with self._lock:
-            self._lock.wait_for(self._is_renewed)
+            self._lock.wait_for(lambda: self._setup.number >= int(self._slots.now[SETUP]))
             self._reserve(task.share.readers)
             reading = self._begun(task, thread.number)
         thread.begin(reading)
         payload = b""
         wanted = task.generation == self._slots.now[GENERATION]
         if wanted:
-            payload = self._carried_out(task, reading)
+            read, memory = functools.partial(self._read, task, reading), self._slots.slot(task.slot)
+            payload = packed_results(reading.run(read, self._setup.layout, memory).batches)
         report = Report(ReportKind.DONE, 0, task.slot, task.key.step, CLOCK.take(), idle_s)
         self._reports.send(report, payload)
         with self._lock:
             del self._reading[thread.number]
-        if wanted and task.is_dealt:
+        if wanted and not task.around:
             self._decode_and_fetch(task, reading)
         thread.rest()
-        return self._is_needed(thread)
-
-    def _is_renewed(self) -> bool:
-        return self._setup.number >= int(self._slots.now[SETUP])
-
-    def _is_needed(self, thread: ThreadWorker) -> bool:
         with self._lock:
             if thread.number - self._first >= self._slots.now[THREADS]:
                 self._threads.remove(thread)
                 return False
             self._start_threads()
-            return True
+        return True
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -140,25 +135,19 @@ class ReaderServer:
         keys = [BatchIndex(epoch, step + number) for number in range(task.batches)]
         self._reading[thread] = task.key
         self._slots.slot(task.slot)  # maps it, which one thread at a time may do
-        if task.is_dealt:
+        if not task.around:
             self._cursor = schedule.following(keys[-1])
-        partial, ids = self._is_share(task) or task.phase is Phase.TRANSFORM, self._setup.read.source.ids
-        around = None if partial else self._setup.around  # a process that does all of it reads around bad samples
-        return ReadTask(
-            task.slot, keys, schedule, task.generation, thread, ids, around, task.row, task.phase is Phase.AROUND
-        )
+        ids, around = self._setup.read.source.ids, self._setup.around
+        around = None if self._is_share(task) else around  # a process that reads all of it reads around bad samples
+        return ReadTask(task.slot, keys, schedule, task.generation, thread, ids, around, task.row, task.around)
 
     def _is_share(self, task: Task) -> bool:
-        return self._setup.plan.workers.shared and task.share.readers > 1 and task.is_dealt
-
-    def _carried_out(self, task: Task, reading: ReadTask) -> bytes:
-        read, memory = functools.partial(self._read, task, reading), self._slots.slot(task.slot)
-        return packed_results(reading.run(read, self._setup.layout, memory).batches)
+        return self._setup.plan.workers.shared and task.share.readers > 1 and not task.around
 
     def _read(
         self, task: Task, reading: ReadTask, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]
     ) -> None:
-        setup, rows, planned = self._setup, None, samples
+        setup, rows = self._setup, None
         if self._is_share(task):
             plan = reading.schedule.plan(epoch)
             rows = setup.plan.shares.own(plan, plan.bounds(reading.reading[0].key.step)[0], samples, task.share)
@@ -167,12 +156,7 @@ class ReaderServer:
                 return
         if reading.around is None and setup.around is not None and setup.around.knows(samples):
             raise SourceError("known to be bad")  # the slot is read again, around it
-        hooks, raw = setup.read.transformation, self._slots.slot(task.slot)[setup.layout.nbytes :]
-        if task.phase is Phase.READ:
-            assert hooks is not None
-            setup.read.before_hooks()(epoch, samples, hooks.raw(raw, planned), rows=rows)
-        else:
-            setup.read(epoch, samples, out, rows=rows, raw=raw if task.phase is Phase.TRANSFORM else None)
+        setup.read(epoch, samples, out, rows)
 
     def _decode_and_fetch(self, task: Task, reading: ReadTask) -> None:
         """For the next reads of this process; nothing where other processes may get these slots."""

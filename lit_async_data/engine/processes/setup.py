@@ -1,7 +1,4 @@
-"""A `ReaderSetup` on its way to a reader process, with the settings of libraries.
-
-Libraries keep these settings for a whole process (docs/data/transforms.md).
-"""
+"""A `ReaderSetup` on its way to a reader process, with settings that libraries keep for a whole process."""
 
 from __future__ import annotations
 

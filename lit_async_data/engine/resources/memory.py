@@ -13,12 +13,12 @@ import os
 import weakref
 from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lit_async_data import system
-from lit_async_data.batch.spec import BatchLayout, Bytes
+from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import MemoryBudgetError
 
 if TYPE_CHECKING:
@@ -149,15 +149,9 @@ def pinned(value: Any) -> Any:
     return value if there is None else there  # it was pinned in place
 
 
-class Room(NamedTuple):
-    layout: BatchLayout  # where fields lie in a slot, and how many batches it holds
-    slots: int  # to begin with: those being filled or ready, and one for the batch that is handed out
-    most: int  # that the memory budget allows
-
-
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    slots: int  # allocated before the first batch
+    slots: int  # allocated before the first batch: those being filled or ready, and one for the batch handed out
     slot_bytes: int  # of one slot
     limit: int  # the most bytes that the loader may hold
     decoded: int = 0  # bytes of decoded chunks that are held between batches

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from lit_async_data.batch.spec import BatchLayout, BatchSpec
 from lit_async_data.engine.resources import memory
-from lit_async_data.engine.resources.memory import Budget, Room, default_budget, pinned_bytes, ranks_here
+from lit_async_data.engine.resources.memory import Budget, default_budget, pinned_bytes, ranks_here
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.chunk_order import ChunkExtents
 from lit_async_data.order.due import Shares
@@ -116,20 +116,21 @@ class Workers(NamedTuple):
         options: LoaderOptions,
         *,
         ahead: bool,
-        hooks: bool = False,
+        hooks: Transformation | None = None,
         refusal: str = "",
         ranks: int | None = None,
     ) -> Workers:
         if not ahead or options.workers == 0:
             return cls("caller", 0, "nothing is read ahead" if not ahead else "workers=0")
         reading, free = source.chunks.reading, cores(ranks)
-        python = hooks or reading == "python"
+        python = hooks is not None or reading == "python"
         kind, why = _kind("python" if python else reading, options, refusal or system_refusal(), free)
-        if hooks and why == _COSTS["python"]:
+        if hooks is not None and why == _COSTS["python"]:
             why = "Python code transforms the samples"
         apart = kind == "process" and python
         chunks = source.chunks
         shared = apart and chunks.compressed and bool(chunks.runs) and (chunks.rows > 1 or options.cache_bytes > 0)
+        shared = shared and not (hooks is not None and hooks.takes_batches)
         most = free if apart else min(free, MOST_THREADS) if reading == "decoded" and not python else 1
         if options.workers != "auto":
             return cls(kind, options.workers, why, options.workers, apart, shared and options.workers > 1, most)
@@ -240,13 +241,9 @@ class ResourcePlan:
             shares=Shares(ChunkExtents(runs) if source.chunks.rows > 1 or (kept and runs) else None, kept),
         )
 
-    @property
-    def room(self) -> Room:
-        return Room(self.layout, self.budget.slots, self.budget.most_slots)
-
     def reserve(self, source: Source, parts: int = 1) -> Callable[[], None]:
-        """Room for what is read ahead, shared by ``parts`` processes; call the result to give it back."""
-        return source.reserve(-(-self.chunks // parts), self.budget.cache // parts)
+        """Room for what is read ahead, in one of ``parts`` processes; call the result to give it back."""
+        return source.reserve(-(-self.chunks // (parts if self.workers.shared else 1)), self.budget.cache // parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,10 +269,8 @@ class Wanted:
 
     def within_limit(self) -> ResourcePlan:
         """Single batches, with as many workers as the budget allows."""
-        hooked, limit = self.hooks is not None, self.limit
-        workers = Workers.of(
-            self.source, self.options, ahead=self.ahead, hooks=hooked, refusal=self.refusal, ranks=self.ranks
-        )
+        limit, of_user = self.limit, (self.source, self.options)
+        workers = Workers.of(*of_user, ahead=self.ahead, hooks=self.hooks, refusal=self.refusal, ranks=self.ranks)
         if self.scratch:  # which is to take a quarter of the budget
             most = max(workers.threads, min(workers.most, limit // (4 * self.scratch)))
             workers = workers._replace(most=most)
@@ -329,14 +324,14 @@ class Wanted:
             # Shares by stored chunks are uneven; and samples may reach into a chunk that another process keeps, too.
             needs = source.memory(chunks := 2 * chunks)
             cacheable = int(cacheable * source.chunks.spread) + most * source.memory(1).decoded
-        decoded, cache = needs.decoded + most * needs.per_thread, min(options.cache_bytes, cacheable)
+        # Processes that read whole slots decode each for itself.
+        decoded = needs.decoded * (most if workers.apart and not workers.shared else 1) + most * needs.per_thread
+        cache = min(options.cache_bytes, cacheable)
         scratch = most * batches * self.scratch
         if hooks is None:  # a process puts its share of a slot together before it goes there
             scratch = most * (layout.padded_bytes + workers.shared * layout.nbytes)
         # The slots of a reader process are pinned as they are.
         slot_bytes = pinned_bytes(layout.nbytes) if self.pinned and workers.kind != "process" else layout.nbytes
-        if workers.shared and hooks is not None and hooks.takes_batches:  # see `ReaderSetup.raw_bytes`
-            slot_bytes += self.scratch
         return ResourcePlan(
             workers, layout, Budget(slots, slot_bytes, self.limit, decoded, cache, scratch=scratch), chunks
         )

@@ -1,5 +1,7 @@
 """Transforms and sources of the user that change between passes, and draw in threads."""
 
+import contextlib
+import errno
 import random
 
 import numpy as np
@@ -14,6 +16,7 @@ from waiting.on_device.fake_streams import FakeStreams
 from lit_async_data import AsyncLoader, BatchSpec, FieldSpec, LoaderOptions, Source, StorageLayout
 from lit_async_data.engine.loader.recipe import schedule_of
 from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
+from lit_async_data.errors import SourceError
 from lit_async_data.sources.contract.source import ChunkRun
 from lit_async_data.sources.contract.user_code import states
 from lit_async_data.testing import ArraySource
@@ -89,6 +92,30 @@ def test_a_change_holds_wherever_the_begin_of_its_pass_is_interrupted():
             assert [int(each["y"][0]) - shift.by for each in (batch, *batches)] == [*range(0, len(source()), 4)]
             place += 5
     assert place > 100
+
+
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        ((ThreadPipeline, "_take_setup"), OSError(errno.ENOBUFS, "No buffer space available")),
+        ((ArraySource, "count_changes"), SourceError("the samples are others")),
+    ],
+)
+def test_a_change_holds_though_its_pass_could_not_begin_by_it(where, error, monkeypatch):
+    def fails(*_):
+        raise error
+
+    shift, found = Shift(), []
+    with hooked(sample=shift, workers=1, worker_kind="thread") as loader:
+        list(loader)
+        pipeline = loader._run.engine.feed.pipeline
+        until(pipeline, lambda: pipeline.ready >= 2)
+        shift.by = 100
+        with monkeypatch.context() as patched, contextlib.suppress(SourceError):
+            patched.setattr(*where, fails)
+            found.append(loader.next())
+        found += [loader.next() for _ in range(len(loader) - len(found))]
+    assert [int(batch["y"][0]) - 100 for batch in found] == [*range(0, len(source()), 4)]
 
 
 class Own(Source):

@@ -1,5 +1,6 @@
 """The batches and states of a loader, pass after pass."""
 
+import collections
 import contextlib
 import gc
 import logging
@@ -27,8 +28,10 @@ from waiting.on_device.fake_streams import FakeStreams
 from lit_async_data import prefetched
 from lit_async_data.engine import supervisor
 from lit_async_data.engine.prefetch import iterator_feed as puller
-from lit_async_data.engine.prefetch.iterator_feed import ReaderThread
+from lit_async_data.engine.prefetch import packing
+from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed, ReaderThread
 from lit_async_data.errors import ClosedError, WorkerError
+from lit_async_data.order.plan import BatchIndex
 
 
 def function():
@@ -255,7 +258,7 @@ def test_an_exit_of_the_loader_ends_the_pass_as_an_interrupt_does(error, depth, 
         with pytest.raises(type(error)) as caught:
             next(batches)
         assert caught.value is error
-        with pytest.raises(ClosedError, match="after 1 batches"):
+        with pytest.raises(ClosedError, match=f"^{type(error).__name__} has ended this pass after 1 batches"):
             next(batches)
         assert next(iter(batches))["step"] == 0
 
@@ -377,6 +380,94 @@ def test_the_thread_makes_no_call_to_the_device(streamed):
         for _ in range(2):
             assert len(list(batches)) == 6
     assert threading.main_thread() not in loader.threads[1:]
+
+
+def test_a_pass_that_another_thread_ends_is_an_error_and_not_over(monkeypatch, anywhere):
+    """1. The consumer waits for a batch. 2. Another thread closes the loader."""
+    monkeypatch.setattr(supervisor, "THREADS_S", 0.01)
+    loader = Loader(gate=threading.Semaphore(0))
+    batches = prefetched(loader, device_depth=1)
+    pass_ = iter(batches)
+    next(pass_)
+    assert loader.waiting.wait(LONG)
+    found = batches._run.engine.feed.reader
+    monkeypatch.setattr(found.arrived, "wait", lambda seconds: batches.close())
+    with pytest.raises(ClosedError, match="another thread has closed or stopped this loader"):
+        next(pass_)
+    with pytest.raises(ClosedError, match="build a new one"):
+        next(pass_)
+    loader.gate.release(99)
+    for left in reader():
+        left.join(LONG)
+
+
+class Vanishing(collections.deque):
+    """Another thread drops what it holds once it has been asked whether that is anything."""
+
+    def __bool__(self):
+        self.clear()
+        return True
+
+
+def test_a_feed_whose_batches_another_thread_drops_has_room():
+    feed = IteratorFeed([], lambda batch, here: batch, 0)
+    feed.reader = SimpleNamespace(pulled=Vanishing([SimpleNamespace(host=None)]), close=lambda: True)
+    assert feed.has_room
+
+
+KEY = BatchIndex(0, 0)
+ASKED = {
+    "room": lambda feed: feed.has_room,
+    "batches": lambda feed: feed.ready,
+    "the next": lambda feed: feed.poll(KEY),
+    "to go on": lambda feed: feed.prefetch(KEY),
+    "to rest": lambda feed: feed.rest(wait=True),
+    "more": lambda feed: setattr(feed, "depth", 3),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_feed_that_another_thread_closes_at_any_moment_breaks_nothing(asked):
+    class Closed(IteratorFeed):
+        """Another thread closes it once it has been asked for its reader."""
+
+        @property
+        def reader(self):
+            found = vars(self).pop("found", None)
+            if found is not None:
+                found.close()
+            return found
+
+        @reader.setter
+        def reader(self, found):
+            vars(self)["found"] = found
+
+    feed = Closed([], lambda batch, here: batch, 0)
+    feed.reader, feed.expected = ReaderThread(iter([]), feed._prepare, 0), KEY
+    ASKED[asked](feed)
+    with pytest.raises(ClosedError):
+        feed.close() or feed.get(KEY)
+
+
+def test_an_error_of_packing_in_the_loop_keeps_its_batch_no_longer_than_the_error(monkeypatch, streamed):
+    streamed(FakeStreams("side"))
+    monkeypatch.setattr(packing, "raw_bytes", lambda tensor: 1 / 0)
+    gone = threading.Event()
+
+    def batch_of(number):
+        batch = torch.full((9,), number)
+        weakref.finalize(batch, gone.set).atexit = False
+        return batch
+
+    gc.disable()
+    try:
+        with prefetched(map(batch_of, range(1))) as loader:
+            with pytest.raises(ZeroDivisionError) as caught:
+                next(loader)
+            del caught
+        assert gone.is_set()
+    finally:
+        gc.enable()
 
 
 def test_memory_of_what_was_read_ahead_goes_back_with_the_pass():

@@ -156,7 +156,7 @@ def test_a_keyboard_interrupt_while_waiting_ends_the_pass(monkeypatch):
             with pytest.raises(KeyboardInterrupt):
                 next(batches)
         loader.gate.release(99)
-        with pytest.raises(ClosedError, match="an interrupt has ended this pass after 1 batches"):
+        with pytest.raises(ClosedError, match="KeyboardInterrupt has ended this pass after 1 batches"):
             next(batches)
         assert steps(batches) == list(range(6))
 

@@ -105,9 +105,9 @@ def test_the_end_of_a_loader_reaches_its_process_though_a_fork_keeps_all_ends():
         channel = running(loader)._readers[0].channel
         while not channel.ready:
             running(loader).poll(None)
-        ends = channel._control, channel._lifeline, channel.reports, channel.tasks
+        ends = channel.control, channel.lifeline, channel.reports, channel.tasks
         copies = [os.dup(end.fileno()) for end in ends]
-    assert channel._process.returncode == 0  # it was not killed
+    assert channel.process.returncode == 0  # it was not killed
     for copied in copies:
         os.close(copied)
 

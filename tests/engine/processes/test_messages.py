@@ -10,7 +10,7 @@ from support.processes import loader_of, running
 from support.sources import reader_sources as acts
 from support.sources.reader_sources import Numbers
 
-from lit_async_data.engine.processes.messages import REPORT, REPORT_BYTES, Phase, Report, ReportKind, Reports, Task
+from lit_async_data.engine.processes.messages import REPORT, REPORT_BYTES, Report, ReportKind, Reports, Task
 from lit_async_data.errors import ReadError
 from lit_async_data.order.plan import BatchIndex, Limits, Share
 
@@ -20,7 +20,7 @@ shares = st.builds(Share, numbers, numbers)
 limits = st.builds(Limits, numbers, st.none() | numbers, st.none() | numbers, numbers)
 
 
-@given(st.builds(Task, numbers, numbers, keys, numbers, numbers, shares, limits, st.sampled_from(Phase), st.just(0)))
+@given(st.builds(Task, numbers, numbers, keys, numbers, numbers, shares, limits, st.booleans(), st.just(0)))
 def test_a_task_arrives_as_it_was_sent(task):
     assert Task.unpacked(task.packed()) == task
 
@@ -52,4 +52,4 @@ def test_reports_longer_than_the_pipe_arrive_and_do_not_hold_up_the_end(act, cap
         loader._prefetch()  # what it reports is never read
         while not (reader := running(loader)._readers[0]).channel.ready:
             reader.channel.receive()
-    assert reader.channel._process.returncode == 0
+    assert reader.channel.process.returncode == 0

@@ -1,5 +1,6 @@
 """Reader processes deliver the batches of threads, in order; one that ends is replaced."""
 
+import collections
 import contextlib
 import copy
 import gc
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 import weakref
 from pathlib import Path
 
@@ -23,7 +25,11 @@ from support.sources.reader_sources import FailsToStart, KilledAtStart, KilledOn
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import Balanced, HDF5Source, StorageLayout
+from lit_async_data.engine import supervisor
 from lit_async_data.engine.device.feeds import CopyFeed
+from lit_async_data.engine.processes import pipeline as process_pipeline
+from lit_async_data.engine.processes.channel import Channel
+from lit_async_data.engine.processes.messages import Task
 from lit_async_data.engine.processes.pipeline import pipeline_of
 from lit_async_data.engine.resources.plan import WorkerTuner
 from lit_async_data.errors import ClosedError, WorkerError
@@ -130,6 +136,36 @@ def test_batches_that_the_user_keeps_never_change(stacks, budget):
         assert np.array_equal(batch["x"].numpy(), images[batch["index"].numpy()])
 
 
+def test_no_more_tasks_are_in_the_pipe_of_a_process_than_it_holds_however_many_are_read_again(monkeypatch):
+    """Else this process could wait for room in it while that one waits until its reports are read."""
+    counts, most, packed, receive = collections.Counter(), 4, Task.packed, Channel.receive
+
+    def written(task):
+        counts["out"] += 1
+        counts["most"] = max(counts["most"], counts["out"])
+        return packed(task)
+
+    def received(channel):
+        try:
+            found = receive(channel)
+        except WorkerError:
+            counts["out"] = 0
+            raise
+        counts["out"] -= len(found)
+        return found
+
+    monkeypatch.setattr(process_pipeline, "MOST_TASKS", most)
+    monkeypatch.setattr("lit_async_data.engine.pipeline.pipeline.COALESCED_S", 1e9)  # many batches in a slot
+    monkeypatch.setattr(Task, "packed", written)
+    monkeypatch.setattr(Channel, "receive", received)
+    with loader_of(acts.Deadly(60, 1, reading="copied"), batch_size=1) as loader:
+        assert [next(loader)["y"].item() for _ in range(60)] == list(range(60))
+        with pytest.raises(WorkerError, match="was killed by SIGKILL"):
+            next(loader)
+        assert [next(loader)["y"].item() for _ in range(39)] == list(range(61, 100))
+    assert counts["most"] == most
+
+
 @pytest.mark.parametrize("restarts", [0, 2])
 def test_a_batch_that_ends_more_processes_than_restarts_is_an_error_in_its_place(restarts, caplog):
     with loader_of(Numbers(33, acts.kill), restarts=restarts) as loader:
@@ -205,15 +241,50 @@ def test_a_fork_of_the_trainer_is_told_to_build_its_own_loader():
         next(loader)
 
 
-def test_a_loader_that_another_thread_closes_says_so():
-    """1. The consumer has checked that the loader is open. 2. Another thread closes it. 3. The consumer asks for a
-    batch."""
-    loader = loader_of(Numbers(64))
+FIRST = BatchIndex(0, 0)
+ASKED = {
+    "a batch": lambda pipeline: pipeline.get(FIRST),
+    "another setup": lambda pipeline: pipeline.renew(pipeline.setup, FIRST),
+    "to wait": lambda pipeline: pipeline._wait(FIRST, 0.0),
+    "workers": lambda pipeline: pipeline._tune(types.SimpleNamespace(count=1, waited=lambda *_: 2), 0.0),
+    "whether it works": lambda pipeline: pipeline.check(),
+}
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+@pytest.mark.parametrize(
+    ("asked", "late"),
+    [*((asked, False) for asked in ASKED), ("a batch", True), ("to wait", True), ("whether it works", True)],
+)
+def test_a_loader_that_another_thread_closes_says_so(kind, asked, late, monkeypatch):
+    """1. The consumer has checked that the loader is open. 2. Another thread closes it. 3. The consumer asks for
+    something; or 2 follows 3."""
+    loader = loader_of(Numbers(64), worker_kind=kind)
     next(iter(loader))
     pipeline = running(loader)
-    loader.close()
+    if late:
+        waits = process_pipeline.wait_for_reports
+        monkeypatch.setattr(process_pipeline, "wait_for_reports", lambda *args: (loader.close(), waits(*args)))
+        monkeypatch.setattr(pipeline, "_guard", ClosesMeanwhile(loader))
+    else:
+        loader.close()
     with pytest.raises(ClosedError, match="build a new one"):
-        pipeline.get(BatchIndex(0, 1))
+        ASKED[asked](pipeline)
+    loader.close()
+
+
+class ClosesMeanwhile:
+    """A `ProcessGuard` that closes a loader when it is asked which process this is."""
+
+    forked = False
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    @property
+    def pid(self):
+        self.loader.close()
+        return os.getpid()
 
 
 def test_several_processes_deliver_the_batches_of_one():
@@ -239,12 +310,18 @@ def test_processes_read_the_rest_of_a_resumed_epoch():
     raise AssertionError("the second process never started")
 
 
-def test_each_worker_has_a_process_and_all_end_with_the_loader():
+def test_each_worker_has_a_process_and_all_are_told_to_end_before_one_is_waited_for(monkeypatch):
+    told, end = [], supervisor.end
     with loader_of(PythonNumbers(), workers=2) as loader:
         assert str(loader.footprint.workers).startswith("2 reader processes (")
         processes = in_two_processes(loader)
         names = {(Path("/proc") / str(pid) / "comm").read_text() for pid in processes}
         assert names == {"lit_data reader\n"}
+        channels = [reader.channel for reader in running(loader)._readers]
+        monkeypatch.setattr(
+            supervisor, "end", lambda ended: (told.extend(each.tasks.closed for each in channels), end(ended))
+        )
+    assert told == [True, True]
     for pid in processes:
         wait_for_the_end_of(pid)
 

@@ -40,14 +40,29 @@ def test_a_sample_that_ends_processes_is_read_around_and_never_read_again(worker
     assert sum("a new one takes its place" in line for line in caplog.messages) == 2
 
 
-def test_a_process_says_that_it_takes_tasks_before_a_thread_takes_one(monkeypatch):
-    """1. A thread takes a task, which ends the process. 2. Nobody has said that it had begun: no task is blamed."""
+@pytest.fixture
+def server(monkeypatch):
+    """A server that starts no threads; ``server.sent`` is what it had reported when it was to start some."""
     sent, started = [], []
-    monkeypatch.setattr(ReaderServer, "_start_threads", lambda server: started.append([*sent]))
+    monkeypatch.setattr(ReaderServer, "_start_threads", lambda server: started.extend(sent))
     reports = types.SimpleNamespace(send=lambda report: sent.append(report.kind))
     setup = types.SimpleNamespace(plan=loader_of(Numbers()).footprint, around=None)
-    ReaderServer(setup, None, None, reports, process=0)
-    assert started == [[ReportKind.READY]]
+    server = ReaderServer(setup, None, None, reports, process=0)
+    server.sent = started
+    return server
+
+
+def test_a_process_says_that_it_takes_tasks_before_a_thread_takes_one(server):
+    """1. A thread takes a task, which ends the process. 2. Nobody has said that it had begun: no task is blamed."""
+    assert server.sent == [ReportKind.READY]
+
+
+def test_no_thread_leaves_while_all_are_checked(server):
+    """1. The main thread has the list. 2. A thread, one too many, leaves it and ends. 3. It is found dead."""
+    server._threads = [types.SimpleNamespace(check=lambda: held.append(server._lock._is_owned()))]
+    held = []
+    server.check()
+    assert held == [True]
 
 
 def test_which_of_several_threads_ends_a_process_shows_as_one_of_them_reads_alone(caplog):
@@ -112,10 +127,11 @@ CHUNKS = {"shuffle": "chunk", "shuffle_chunks": 3}
         ({"shuffle": "global"}, SAMPLE | BATCH),
     ],
 )
-def test_processes_share_each_batch_and_deliver_what_one_would(stored, options, hooks):
+def test_processes_share_each_batch_or_read_whole_ones_and_deliver_what_one_would(stored, options, hooks):
     def passes(**given):
         with loader_of(stored, hooks, seed=2, return_indices=True, **options, **given) as loader:
-            assert loader.footprint.workers.shared == (given["workers"] == 2)
+            shared = given["workers"] == 2 and "batch_transform" not in hooks
+            assert loader.footprint.workers.shared == shared
             return [
                 {key: value.tolist() for key, value in batch.items() if key != "process"}
                 for _ in range(3)

@@ -82,7 +82,7 @@ def queue_on(
 ):
     """A device queue and its pipeline, closed at the end. ``batches``: the most in a slot."""
     layout = BatchLayout(SPEC, BATCH, batches)
-    setup = setup_of(read, new_schedule(), memory.Room(layout, *2 * [4 if workers else 2]), workers)
+    setup = setup_of(read, new_schedule(), (layout, *2 * [4 if workers else 2]), workers)
     pipeline = ThreadPipeline(setup, functools.partial(memory.allocated, layout.nbytes, pinned=False), timeout_s=60)
     fed = feed(pipeline)
     transform = transform and DeviceTransform(transform, torch.device("cpu"))

@@ -10,7 +10,7 @@ import numpy as np
 from lit_async_data.batch.spec import BatchLayout, BatchSpec, Extent, FieldSpec
 from lit_async_data.engine.pipeline.sample_reader import ReaderSetup
 from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
-from lit_async_data.engine.resources.memory import Room, allocated
+from lit_async_data.engine.resources.memory import allocated
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.testing import ArraySource
 
@@ -65,8 +65,11 @@ def setup_of(read, schedule, room, workers, ahead=None):
     """What a pipeline gets, as if a function read the samples of a source."""
     read = functools.partial(read)
     read.source = ArraySource({"x": np.arange(10_000)})
-    workers = types.SimpleNamespace(threads=workers, tuner=lambda: None)
-    return ReaderSetup(read, schedule, types.SimpleNamespace(room=room, workers=workers), ahead)
+    workers, (layout, slots, most) = types.SimpleNamespace(threads=workers, tuner=lambda: None), room
+    plan = types.SimpleNamespace(
+        layout=layout, budget=types.SimpleNamespace(slots=slots, most_slots=most), workers=workers
+    )
+    return ReaderSetup(read, schedule, plan, ahead)
 
 
 @contextlib.contextmanager
@@ -78,7 +81,7 @@ def running(
     schedule = Schedule(
         lambda **at: EpochPlan(length=length, batch_size=BATCH, shuffle="none", seed=0, **at), shuffled=True
     )
-    setup = setup_of(read, schedule, Room(layout, depth + 1, most_slots), workers, ahead)
+    setup = setup_of(read, schedule, (layout, depth + 1, most_slots), workers, ahead)
     made = ThreadPipeline(setup, functools.partial(allocated, layout.nbytes, pinned=False), timeout_s=timeout_s)
     try:
         yield made
