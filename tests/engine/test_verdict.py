@@ -1,18 +1,24 @@
 """Why a loop waits, and the change that can help: by what was measured, and by what the loader is."""
 
 import contextlib
+import itertools
+import threading
 import time
 import types
 
 import numpy as np
 import pytest
+from support.device.training_loop import pretend
+from support.threads.virtual_time import VirtualTime
 from torch.utils.data import DataLoader, IterableDataset
+from waiting.on_device.fake_streams import FakeStreams
 
 import lit_async_data as lad
+from lit_async_data.engine.device.feeds import LentFeed
 from lit_async_data.engine.stats import Wait
 from lit_async_data.engine.verdict import HINTS, Verdict, Watch, explained
-from lit_async_data.sources.contract.source import StorageLayout
-from lit_async_data.sources.contract.stage_clock import Work
+from lit_async_data.sources.contract.source import ChunkRun, StorageLayout
+from lit_async_data.sources.contract.stage_clock import CLOCK, Work
 from lit_async_data.testing import ArraySource
 
 STEPS = 100
@@ -152,7 +158,7 @@ def now(monkeypatch):
     """The seconds of a clock that stands still, in a list."""
     now = [0.0]
     clock = types.SimpleNamespace(perf_counter=lambda: now[0], monotonic=time.monotonic)
-    for module in ("engine.device.queues", "engine.loader.async_loader", "engine.verdict"):
+    for module in ("engine.device.queues", "engine.loader.async_loader", "engine.prefetch.loader", "engine.verdict"):
         monkeypatch.setattr(f"lit_async_data.{module}.time", clock)
     return now
 
@@ -204,29 +210,90 @@ def test_only_files_of_this_package_are_to_be_packed(monkeypatch):
         assert waits(loader_of(worker_kind="process", **kind), decode=0.9, workers=9).hint == ""
 
 
-def test_workers_of_a_dataloader_that_start_with_each_epoch_are_to_stay():
-    for persistent, hint in ((False, "persistent"), (True, "")):
-        loader = DataLoader(range(10), num_workers=1, persistent_workers=persistent)
-        found = waits(lad.prefetched(loader, device="cpu"), read=0.005, wait_s=0.01, gap_s=1.0)
-        assert (found.cause, found.hint) == ("first", hint)
+class Restarted:
+    """As a DataLoader whose workers take a second to start: for each pass, or once."""
+
+    num_workers = 1
+
+    def __init__(self, now, *, persistent):
+        self.now, self.persistent_workers, self.starts = now, persistent, 0
+
+    def __iter__(self):
+        if not (self.persistent_workers and self.starts):
+            self.now[0] += 1.0
+        self.starts += 1
+        return iter(range(20))
 
 
-def wait_s(loader, *, step=0.01, read=0.0, decode=0.0, transform=0.0, cpu=0.0):
-    """A model of a step: seconds that it waits for the workers of a loader's real plan.
+def test_who_keeps_the_workers_of_a_dataloader_waits_for_their_start_once(now):
+    for persistent, hint, waited_s in ((False, "persistent", 3.0), (True, "", 1.0)):
+        with lad.prefetched(Restarted(now, persistent=persistent), device="cpu") as loader:
+            watch = Watch([loader])
+            for _ in itertools.chain(loader, loader, loader):
+                now[0] += 0.01
+            found = watch.verdict()
+        assert (found.cause, found.hint, round(found.waited.waited_s, 3)) == ("first", hint, waited_s)
 
-    A lock, and the GIL for Python code, are held by one worker of a process; a thread of this process has the GIL only
-    while a step does not.
+
+BATCH, STEP_S, ROWS = 4, 0.01, 8  # samples of a batch, seconds of a step, samples of a chunk
+
+
+class Staged(ArraySource):
+    """Its batches take virtual seconds by stage; ``python``: while they are read, their process's GIL is held."""
+
+    workers = None  # of the loader, once they are known
+
+    def __init__(self, time, layout, *, read=0.0, decode=0.0, transform=0.0, python=False, first=0.0, late=0.0):
+        super().__init__({"x": np.zeros(800, np.float32)}, chunks=layout)
+        self._time, self._read, self._decode, self._transform, self._python = time, read, decode, transform, python
+        self._first, self._late, self._kept = first, late, dict.fromkeys(range(0))
+
+    def gil(self):
+        kind = "thread" if self.workers is None else self.workers.kind
+        return "loop" if kind != "process" else threading.get_ident() if self.workers.apart else "reader process"
+
+    def read_into(self, samples, out):
+        seconds, self._first = self._read * len(samples) / BATCH + self._first, 0.0
+        if samples[0] // BATCH % 24 == 23:
+            seconds += self._late
+        if self._python:
+            self._time.hold(self.gil(), seconds)
+        else:
+            self._time.spend(seconds)
+        began, chunks = self._time.now, set((samples // ROWS).tolist()) - self._kept.keys()
+        self._time.spend(self._decode * (len(chunks) if self.chunks.runs else len(samples) / BATCH), cpu=True)
+        self._kept = dict.fromkeys([*self._kept, *chunks][-16:])
+        CLOCK.decoded(self._time.now - began, 0, 0)
+        super().read_into(samples, out)
+
+    def transformed(self, sample):
+        self._time.hold(self.gil(), self._transform / BATCH)
+        return sample
+
+
+@pytest.fixture
+def virtual(monkeypatch, one_batch_per_slot):
+    return VirtualTime(monkeypatch)
+
+
+def passed(virtual, *, reading="copied", stages=(), runs=(), steps=None, hooks=None, **options):
+    """The verdict on a pass of a real loader whose stages take virtual time; and seconds that the data cost the loop.
+
+    These are its waits, and the time for which others hold the GIL that its steps need.
     """
-    plan, reading = loader.footprint, loader.source.chunks.reading
-    workers = plan.workers
-    seconds = read + decode * plan.amplification + transform
-    if workers.kind == "caller":
-        return seconds
-    python = transform > 0 or (reading in ("python", "locked") and cpu > 0)
-    if python and workers.kind == "thread":
-        return seconds
-    alone = reading == "locked" or (python and not workers.apart)
-    return max(seconds / (1 if alone else max(workers.most, 1)) - step, 0.0)
+    layout = StorageLayout(runs, compressed=bool(runs), reading=reading)
+    source = Staged(virtual, layout, **dict(stages))
+    hooks = {"sample_transform": source.transformed} if source._transform else hooks or {}
+    options = {"batch_size": BATCH, "shuffle": False} | options
+    with virtual.of(lad.AsyncLoader(source, options, **hooks)) as loader:
+        object.__setattr__(loader._recipe.hooks, "lock", contextlib.nullcontext())  # the GIL is enough
+        source.workers = loader.footprint.workers
+        watch = Watch([loader])
+        began = virtual.now
+        for _ in itertools.islice(loader, steps):
+            virtual.hold("loop", STEP_S)
+        verdict = watch.verdict()
+        return verdict, virtual.now - began - verdict.waited.steps * STEP_S
 
 
 FOLLOWED = {
@@ -234,76 +301,87 @@ FOLLOWED = {
     "auto": lambda _: {"workers": "auto"},
     "process": lambda _: {"worker_kind": "process"},
     "processes": lambda _: {"worker_kind": "process", "workers": "auto"},
+    "queue_depth": lambda value: {"queue_depth": value},
+    "shuffle": lambda _: {"shuffle": "chunk"},
+    "batch_size": lambda _: {"batch_size": 2 * BATCH},
 }
+CHUNKS = {"runs": (ChunkRun(800, ROWS),), "shuffle": "global", "shuffle_chunks": 8, "cache_bytes": 0}
 SLOW = {
-    "a slow disk under a source of one's own": ({"reading": "opened", "workers": 1}, {"read": 0.024}),
-    "a slow disk, in a thread": ({"reading": "opened"} | THREAD, {"read": 0.024}),
-    "a slow disk under Python code": ({"reading": "python"} | THREAD, {"read": 0.024}),
-    "decoding": (AUTO_4 | {"workers": 1}, {"decode": 0.024}),
-    "a transform": ({"hook": unchanged} | THREAD, {"transform": 0.024}),
-    "Python code under the GIL": ({"reading": "python"} | THREAD, {"read": 0.024, "cpu": 0.024}),
-    "libhdf5's lock": ({"reading": "locked"} | THREAD, {"read": 0.024, "cpu": 0.024}),
-    "reading in the loop": ({"workers": 0}, {"read": 0.024}),
+    "a slow disk under a source of one's own": ("workers", {"reading": "opened", "workers": 1}, {"read": 0.024}),
+    "a slow disk, in a thread": ("workers", {"reading": "opened"} | THREAD, {"read": 0.024}),
+    "a slow disk under Python code": ("workers", {"reading": "python"} | THREAD, {"read": 0.024}),
+    "decoding": ("auto", AUTO_4 | {"workers": 1}, {"decode": 0.024}),
+    "decoding in vain": ("shuffle", AUTO_4 | {"workers": 4} | CHUNKS, {"decode": 0.024}),
+    "a transform": ("processes", THREAD, {"transform": 0.024}),
+    "a transform in a process": ("auto", PROCESS, {"transform": 0.024}),
+    "Python code under the GIL": ("processes", {"reading": "python"} | THREAD, {"read": 0.024, "python": True}),
+    "libhdf5's lock": ("process", {"reading": "locked"} | THREAD, {"read": 0.024, "python": True}),
+    "reading in the loop": ("workers", {"workers": 0}, {"read": 0.024}),
+    "late batches": ("queue_depth", {}, {"read": 0.005, "late": 0.075}),
 }
 
 
 @pytest.mark.parametrize("what", SLOW)
-@pytest.mark.processes
-def test_who_follows_the_change_waits_less(what):
-    kind, stages = SLOW[what]
-    workers = 0 if kind.get("workers") == 0 else 1
-    found = waits(loader_of(**kind), workers=workers, wait_s=2.0, **stages)
-    changed = kind | FOLLOWED[found.hint](found.value)
-    with contextlib.closing(loader_of(**kind)) as before, contextlib.closing(loader_of(**changed)) as after:
-        assert wait_s(after, **stages) < wait_s(before, **stages)
+def test_who_follows_the_change_waits_less(what, virtual):
+    hint, kind, stages = SLOW[what]
+    verdict, before_s = passed(virtual, stages=stages, **kind)
+    assert verdict.hint == hint
+    _, after_s = passed(virtual, stages=stages, **kind | FOLLOWED[hint](verdict.value))
+    assert after_s < 0.7 * before_s
 
 
-def test_who_hands_over_fewer_bytes_waits_less():
-    for copy_s, hint in ((0.02, "bytes"), (0.02 / 4, "")):  # float32, and then uint8
-        found = waits(loader_of(), read=0.001, copy=copy_s)
-        assert (found.hint, found.waited.wait_s > 0) == (hint, bool(hint))
+def test_who_takes_larger_batches_waits_less_for_their_hand_over(virtual, monkeypatch):
+    lend = LentFeed.lend
+    monkeypatch.setattr(LentFeed, "lend", lambda feed, key: virtual.spend(0.003, lock="loop") or lend(feed, key))
+    before, before_s = passed(virtual)
+    assert (before.cause, before.hint) == ("handover", "batch_size")
+    assert passed(virtual, batch_size=2 * BATCH)[1] < 0.7 * before_s
 
 
-def late_s(depth, *, step=10, steps=240):
-    """Milliseconds that a loop waits for one reader, which takes 5 a batch, but 50 for each twelfth."""
-    ended, asked, waited, taken = 0, 0, 0, []
-    for number in range(steps):
-        room = taken[number - depth] if number >= depth else 0  # a slot is free when its batch is taken
-        ended = max(ended, room) + (50 if number % 12 == 11 else 5)
-        waited += max(ended - asked, 0)
-        taken.append(max(ended, asked))
-        asked = taken[-1] + step
-    return waited
+def test_who_has_longer_epochs_waits_less_for_their_first_batches(virtual):
+    short, long = (passed(virtual, stages={"read": 0.005, "first": 0.5}, steps=steps)[0] for steps in (20, 200))
+    assert (short.cause, short.hint) == ("first", "")
+    assert long.share < 0.4 * short.share
 
 
-def test_who_has_a_deeper_queue_waits_less_for_late_batches():
-    loader = loader_of()
-    found = waits(loader, read=0.005, wait_s=late_s(loader.options.queue_depth) / 240 / 1000 * STEPS)
-    assert (found.cause, found.hint) == ("late", "queue_depth")
-    assert late_s(found.value) < late_s(loader.options.queue_depth)
+def test_who_has_readers_run_a_transform_has_it_no_longer_in_the_loop(virtual):
+    def slow(batch):
+        virtual.spend(0.009, cpu=True)
+        return batch
+
+    before, before_s = passed(virtual, hooks={"device_transform": slow})
+    assert (before.cause, before.hint) == ("device", "batch_transform")
+    assert passed(virtual, hooks={"batch_transform": slow}, **THREAD)[1] < 0.1 * before_s
 
 
-def test_who_shuffles_by_chunks_decodes_less(h5, monkeypatch):
-    monkeypatch.setattr("lit_async_data.sources.hdf5.readers.part_reader.RECENT_BYTES", 0)  # more than that is stored
-    path = h5("z.h5", labels=np.arange(256), data={"data": np.zeros((256, 50)), "chunks": (8, 50), "compression": 1})
-    options = {"batch_size": 16, "cache_bytes": 0} | THREAD
-    with contextlib.closing(lad.HDF5Source(path)) as source:
-        before, after = (lad.AsyncLoader(source, {"shuffle": shuffle} | options) for shuffle in ("global", "chunk"))
-        with after:
-            assert waits(before, decode=0.02).hint == "shuffle"
-            assert wait_s(after, decode=0.02) < wait_s(before, decode=0.02)
+class Bus(FakeStreams):
+    """Copies take 0.1 µs a byte."""
+
+    def copy(self, destination, source):
+        self._takes_s["copy"] = 1e-7 * destination.nbytes
+        super().copy(destination, source)
 
 
-def test_who_has_longer_epochs_waits_less_for_their_first_batches():
-    short, long = (waits(loader_of(), read=0.005, wait_s=0.0, gap_s=epochs * 0.1) for epochs in (10, 1))
-    assert (short.cause, long.share < short.share) == ("first", True)
+def test_who_hands_over_fewer_bytes_waits_less(monkeypatch):
+    def verdict_on(dtype):
+        streams = Bus("side", {"step": STEP_S})
+        pretend(monkeypatch, lambda device: streams)
+        clock = types.SimpleNamespace(perf_counter=lambda: streams.now_s, monotonic=time.monotonic)
+        for module in ("engine.loader.async_loader", "engine.verdict"):
+            monkeypatch.setattr(f"lit_async_data.{module}.time", clock)
+        with lad.AsyncLoader(ArraySource({"x": np.zeros((400, 20_000), dtype)}), {"batch_size": BATCH}) as loader:
+            watch = Watch([loader])
+            for _ in loader:
+                streams.launch("step", lambda: None)
+            return watch.verdict()
+
+    before, after = verdict_on(np.float32), verdict_on(np.uint8)
+    assert (before.cause, before.hint) == ("copy", "bytes")
+    assert after.waited.waited_s < 0.3 * before.waited.waited_s
 
 
-def test_who_gives_a_dataloader_workers_is_no_longer_read_in_the_loop(now, monkeypatch):
+def test_who_gives_a_dataloader_workers_is_no_longer_read_in_the_loop(now):
     """With ``num_workers=0`` the loop has all the time of reading; a worker takes it to a process of its own."""
-    monkeypatch.setattr(
-        "lit_async_data.engine.prefetch.loader.time", types.SimpleNamespace(perf_counter=lambda: now[0])
-    )
 
     class Slow:
         def __len__(self):
@@ -323,10 +401,6 @@ def test_who_gives_a_dataloader_workers_is_no_longer_read_in_the_loop(now, monke
 
 
 def test_the_verdict_of_a_loader_is_about_its_last_pass(now, monkeypatch):
-    monkeypatch.setattr(
-        "lit_async_data.engine.prefetch.loader.time", types.SimpleNamespace(perf_counter=lambda: now[0])
-    )
-
     def read_into(self, samples, out):
         now[0] += 0.05 * len(samples)
 

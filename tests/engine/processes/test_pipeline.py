@@ -422,7 +422,7 @@ def test_fewer_workers_end_processes():
 
 def test_another_number_of_processes_changes_nothing(stored):
     options = {"shuffle": "chunk", "shuffle_chunks": 3, "seed": 2, "return_indices": True}
-    hooks, alone = {"batch_transform": acts.centred}, {"workers": 0, "worker_kind": "thread"}
+    hooks, alone = {"sample_transform": acts.copied}, {"workers": 0, "worker_kind": "thread"}
     with loader_of(stored, hooks, **options, **alone) as one, loader_of(stored, hooks, workers=3, **options) as loader:
         for count in (3, 1, 2):
             assert loader.next()["x"].tolist() == one.next()["x"].tolist()

@@ -1,6 +1,5 @@
 """What a reader process does for one loader: its tasks, its share of each batch, and what it logs."""
 
-import collections
 import contextlib
 import itertools
 import types
@@ -21,13 +20,12 @@ from lit_async_data.order.plan import EpochPlan
 pytestmark = pytest.mark.processes
 
 
-# Two processes that share nothing; and whatever they call where they share batches.
+# Two processes that share nothing; that share batches; and that read whole ones, since a hook takes those.
 @pytest.mark.parametrize(
     ("workers", "chunk", "hooks"),
     [
         (2, 1, {}),
         (2, 4, {}),
-        (2, 4, {"batch_transform": acts.counted}),
         (2, 4, {"sample_transform": acts.kill_at_33, "batch_transform": acts.counted}),
     ],
 )
@@ -139,14 +137,6 @@ def test_processes_share_each_batch_or_read_whole_ones_and_deliver_what_one_woul
             ]
 
     assert passes(workers=2) == passes(workers=0, worker_kind="thread")
-
-
-def test_a_batch_transform_is_called_once_with_each_whole_batch(stored, tmp_path):
-    calls = acts.Noted(str(tmp_path / "calls"))
-    with loader_of(stored, {"batch_transform": calls}, workers=3, return_indices=True, **CHUNKS) as loader:
-        seen = [str(batch["index"].tolist()) for _ in range(3) for batch in loader]
-    counts = collections.Counter((tmp_path / "calls").read_text().splitlines())
-    assert [counts[batch] for batch in seen] == [1] * 30
 
 
 @pytest.mark.parametrize(("workers", "cache_bytes"), [(3, 0), (2, 2**20)])

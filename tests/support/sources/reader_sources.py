@@ -273,15 +273,3 @@ class KilledAtStart(FailsToStart):
         vars(self).update(state)
         if os.path.isdir(self._flag) or took(self._flag):
             kill()
-
-
-class Noted:
-    """A transform of batches that writes the numbers of each batch to a file."""
-
-    def __init__(self, path):
-        self._path = path
-
-    def __call__(self, batch):
-        with open(self._path, "a") as file:
-            file.write(f"{batch['index'].tolist()}\n")
-        return batch
