@@ -4,6 +4,7 @@ import contextlib
 import functools
 import math
 import threading
+import time
 import types
 
 from lit_async_data.engine.loader import async_loader
@@ -86,9 +87,11 @@ class VirtualTime:
         """Work, after others that have asked for the lock; ``cpu``: a core does."""
         self._own.cpu = self._cpu() + cpu * seconds
         with self._passed:
-            end = self._free_at[lock] = max(self.now, 0.0 if lock is None else self._free_at.get(lock, 0.0)) + seconds
             if self._stopped:
                 return
+            end = max(self.now, self._free_at.get(lock, 0.0)) + seconds
+            if lock is not None:
+                self._free_at[lock] = end
             self._working.append(own := [end])
             self._running -= 1
             self._pass()
@@ -99,8 +102,10 @@ class VirtualTime:
             self._may_go_on.append(may_go_on)
             self._running -= 1
             self._pass()
+            given_up = time.monotonic() + LONG
             while not may_go_on():
                 self._passed.wait(0.001)  # what it waits for tells nobody
+                assert time.monotonic() < given_up
             self._may_go_on.remove(may_go_on)
             self._running += 1
             return go_on()
@@ -132,7 +137,7 @@ class VirtualTime:
                 self._stopped = True
                 self._go_on(until=math.inf)
             loader.close()
-            self._stopped = False
+            self._stopped, self._free_at = False, {}
 
 
 def threads_of(setup, *, pin, options):
