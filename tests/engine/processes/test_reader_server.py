@@ -139,6 +139,13 @@ def test_processes_share_each_batch_or_read_whole_ones_and_deliver_what_one_woul
     assert passes(workers=2) == passes(workers=0, worker_kind="thread")
 
 
+def test_processes_that_read_whole_batches_have_room_for_decoded_chunks_each(stored):
+    options = CHUNKS | {"return_indices": True}
+    loaders = [loader_of(stored, BATCH, workers=workers, **options) for workers in (1, 2)]
+    one, two = (loader.footprint.budget.decoded for loader in loaders)
+    assert two >= 2 * one > 0
+
+
 @pytest.mark.parametrize(("workers", "cache_bytes"), [(3, 0), (2, 2**20)])
 def test_each_chunk_is_decoded_once_in_an_epoch_or_at_all_if_they_fit_into_the_cache(h5, workers, cache_bytes):
     rows, epochs = 3200, 3
