@@ -25,7 +25,7 @@ from lit_async_data.sources.contract.source import HOW_READ, Reading, Source
 from lit_async_data.sources.hdf5.parts.stored_field import inspect_field
 from lit_async_data.sources.hdf5.readers.part_reader import choice
 from lit_async_data.sources.hdf5.schema.categories import find_coded
-from lit_async_data.sources.hdf5.schema.encoded import VARIABLE, StoredRanges, encoding
+from lit_async_data.sources.hdf5.schema.encoded import SPARSE, VARIABLE, StoredRanges, encoding, sparse_shape
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, image_format, member_of, members
 from lit_async_data.sources.hdf5.source import HDF5Source
@@ -145,9 +145,9 @@ def _datasets_of(group: Any, seen: set[h5py.Group], path: str) -> Iterator[Datas
         yield Dataset(path, f"{images} images", (len(group),), kind="images", attributes=attributes, each=each)
         return
     groups, found = [], list[Dataset]()
-    for each in itertools.islice(group, MOST_MEMBERS) if kind in ("", "variable") else ():
+    for each in itertools.islice(group, MOST_MEMBERS) if kind in ("", "variable", "csr") else ():
         name = f"{path}/{each}" if path else str(each)  # bytes, if it is not UTF-8
-        node, own = _member(group, each, name), bool(kind) and each in VARIABLE
+        node, own = _member(group, each, name), bool(kind) and each in (*VARIABLE, *SPARSE, "shape")
         if node is None and not own:
             found.append(Dataset(name))
         elif isinstance(node, h5py.Dataset) and not own:
@@ -230,12 +230,13 @@ def _of_group(group: h5py.Group, name: str, kind: str) -> Dataset:
     nodes: list[Any] = [_member(group, part, f"{name}/{part}") for part in parts]
     if not all(isinstance(node, h5py.Dataset) and node.shape is not None for node in nodes):
         return Dataset(name, kind)
-    made, whole = next(_of_dataset(nodes[0], name)), group.attrs.get("shape", group.attrs.get("h5sparse_shape"))
+    made = next(_of_dataset(nodes[0], name))
     made.type, made.kind = f"{kind}, {made.type}", made.kind or kind
     if kind == "variable":
         made.shape = (nodes[1].size - 1, *made.shape[1:])
-    elif kind in ("csr", "csc") and np.asarray(whole).dtype.kind in "iu":
-        made.shape = tuple(np.ravel(whole).tolist())
+    elif kind in ("csr", "csc"):
+        with contextlib.suppress(FormatError, *LIBRARY_ERRORS):
+            made.shape = sparse_shape(group)
     made.rows = made.shape[:1] * 2
     return made
 

@@ -46,6 +46,7 @@ from lit_async_data.sources.hdf5.parts.samples import (
     On,
     Unmatched,
     check_distinct,
+    check_null,
     checked_stride,
     drop_empty,
     found_names,
@@ -129,6 +130,9 @@ class HDF5Source(Source):
             rows of all parts, put end to end. By part, rows count from 0 in each: a mapping from the file or group to
             them, by any end of its path that only one has (parts that it lacks have no samples), or a list of them,
             one for each part. Or the name of a dataset in each part that holds them.
+        rate: Rows per second, if ``rows`` are times in seconds: the nearest row is taken. A number, the name of a
+            dataset in each part that holds it, or an attribute (`Field`). That of a dataset with a single number, as
+            NWB's ``starting_time``, makes this the time of row 0, which is else 0.
         stride: Rows from one sample to the next; 1 by default. Sample k has row ``first + k·stride`` of its part, as
             long as all of its windows without ``pad`` lie inside the part; ``first`` is the first row where they do.
             Windows never cross parts.
@@ -160,8 +164,8 @@ class HDF5Source(Source):
         MissingError: A file or dataset does not exist.
         FormatError: A file is not HDF5, or a dataset cannot be a field.
         ManifestError: The table lacks a row, or has two for one file, group or subject.
-        ConfigError: ``fields``, ``layout``, ``group``, ``rows``, ``stride`` or ``exclude`` do not fit the files, or
-            ``cache_dir`` is not a folder of yours alone.
+        ConfigError: ``fields``, ``layout``, ``group``, ``rows``, ``rate``, ``stride`` or ``exclude`` do not fit the
+            files, or ``cache_dir`` is not a folder of yours alone.
 
     Example:
         >>> import h5py, numpy, tempfile
@@ -190,6 +194,7 @@ class HDF5Source(Source):
         group: str | Sequence[str] | None = None,
         sample: Literal["row", "group", "dataset"] = "row",
         rows: Mapping[str, Any] | str | ArrayLike | None = None,
+        rate: float | FieldLike | None = None,
         stride: int | None = None,
         table: Any = None,
         on: On | None = None,
@@ -200,7 +205,8 @@ class HDF5Source(Source):
         memory_map: bool = True,
         allow_external: bool = False,
     ) -> None:
-        _check_choices(sample, rows, table, on, filters, memory_map=memory_map, allow_external=allow_external)
+        flags = {"memory_map": memory_map, "allow_external": allow_external}
+        _check_choices(sample, rows, table, on, filters, rate=rate, **flags)
         chosen, as_mapping = chosen_fields(fields)
         joined = None if table is None else JoinedTable(table, on, unmatched, filters, chosen)
         names = chosen_files(path)
@@ -213,9 +219,11 @@ class HDF5Source(Source):
             stride=checked_stride(stride, rows),
             allow_external=allow_external,
             alone=len(names) == 1,
+            rate=rate,
         )
         identities, found = _inspected(list(names), request, IndexCache(cache_dir))
         parts = with_lengths(named_alike(with_rows(found)), request)
+        check_null(parts, request.fields)
         parts = with_longest(parts if joined is None else joined.join(parts, list(chosen)))
         spec = BatchSpec(common_fields(parts), as_mapping=as_mapping)
         log_warnings(parts[0])
@@ -374,7 +382,7 @@ class HDF5Source(Source):
 
 
 def _check_choices(
-    sample: Any, rows: Any, table: Any, on: Any, filters: Any, *, memory_map: Any, allow_external: Any
+    sample: Any, rows: Any, table: Any, on: Any, filters: Any, *, rate: Any, memory_map: Any, allow_external: Any
 ) -> None:
     for name, value in {"memory_map": memory_map, "allow_external": allow_external}.items():
         if not isinstance(value, bool):
@@ -383,6 +391,8 @@ def _check_choices(
         raise ConfigError(f"{sample!r} is not one of row, group, dataset", "sample")
     if sample != "row" and (allow_external or isinstance(rows, str)):
         raise ConfigError(f"{sample!r} goes neither with allow_external nor with a dataset's name as rows", "sample")
+    if rate is not None and (rows is None or sample != "row"):
+        raise ConfigError("goes with rows=, which hold seconds, and samples that are rows; leave it out", "rate")
     if (table is None) != (on is None) or (table is None and filters):
         raise ConfigError("goes with on, which says whose rows they are: 'file', 'group', …; give both", "table")
 

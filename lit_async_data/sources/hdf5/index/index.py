@@ -102,10 +102,7 @@ def check_chunk_lengths(dataset: h5py.Dataset, axis: int, first: int, end: int) 
 
 
 def check_chunk_length(filters: tuple[Filter, ...], mask: int, data: Bytes, nbytes: int) -> None:
-    """Check that a stored chunk decodes to ``nbytes`` at least; bit i of ``mask`` means a skipped filter i.
-
-    Accepts a chunk whose filters are unknown here.
-    """
+    """Check that a stored chunk decodes to ``nbytes`` at least, if its filters are known here."""
     applied = [each for number, each in enumerate(filters) if not mask >> number & 1]
     while applied:
         last = applied.pop()
@@ -232,10 +229,7 @@ def _sizes_fit(
 
 
 def corners_known(dataset: h5py.Dataset) -> bool:
-    """Whether libhdf5 lists the corners of chunks correctly.
-
-    HDF5 1.12 to 2.0 does not if a dataset is unlimited along one axis that is not the first.
-    """
+    """Whether libhdf5 lists the right corners of chunks: not from 1.12 to 2.0, if only a later axis is unlimited."""
     unlimited = [axis for axis, most in enumerate(dataset.maxshape or ()) if most is None]
     return len(unlimited) != 1 or unlimited == [0]
 
@@ -252,10 +246,7 @@ def _chunk_numbers(
 
 
 def records_of(dataset: h5py.Dataset) -> npt.NDArray[np.int64]:
-    """The record of every written chunk, one row each: corner, filter mask, offset and size.
-
-    Takes about 1 µs per chunk; asking libhdf5 for one chunk after the other takes quadratic time.
-    """
+    """The record of every written chunk, one row each: corner, filter mask, offset and size; 1 µs per chunk."""
     records, path = array.array("q"), dataset.file.filename
 
     def add(info: Any) -> None:
@@ -465,10 +456,7 @@ def _probes_match(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
 
 
 def _edges_unfiltered(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
-    """Whether the chunks at the edges did not go through the filters, though their records say that they did.
-
-    They then have the size of unfiltered chunks, and do not decode.
-    """
+    """Whether chunks at the edges, of the size of unfiltered ones, do not decode, whatever their records say."""
     if not index.filters.filters:
         return False
     inside = np.ones(index.grid, np.bool_)

@@ -129,9 +129,9 @@ def _absent(of: StoredField, part: StoredPart) -> StoredField:
 def _listed(
     group: OpenGroup, request: PartRequest, names_of: Mapping[str, str]
 ) -> tuple[dict[str, Columns], dict[str, SourceError]]:
-    """For each field, the samples that match, and where its datasets are, or the values of its attributes.
+    """For each field, where the datasets of samples are, or values; of samples without it, those of the first with it.
 
-    A sample that lacks the field has the entries of the first that has it. Also why no sample has a field.
+    Also why no sample has a field.
     """
     if request.sample == "group":
         matches, above = chosen_groups(group.file, group.path, request.group, allow_external=False), dict[str, Any]()
@@ -359,10 +359,7 @@ class _Places:
 
 
 def _refuse_link(group: OpenGroup, within: Any, name: bytes, full: str, *, checked: bool = False) -> None:
-    """Refuse a name that leads into another file, before it is opened; by handles, since there may be very many.
-
-    If the caller has ``checked`` the others, only the last component.
-    """
+    """Refuse a name that leads into another file, before it is opened; if it is ``checked``, its last component."""
     low: Any = h5py
     if (b"/" in name and not checked) or (name and within.links.get_info(name).type != low.h5l.TYPE_HARD):
         refuse_external_link(group.file, full)

@@ -1,13 +1,10 @@
-"""`StoredPart`: the samples of a file or group, and the chunks that group them.
-
-Samples are grouped by the chunk they begin in. If they reach into the next chunk, several chunks form one group, of
-which only the last is decoded twice.
-"""
+"""`StoredPart`: the samples of a file or group, and the chunks that they begin in, which group them."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -31,12 +28,13 @@ from lit_async_data.sources.hdf5.parts.stored_field import (
     numbered_field,
     numbered_row,
 )
-from lit_async_data.sources.hdf5.schema.categories import Coded, Conversion, enumerated, find_coded, numbered
+from lit_async_data.sources.hdf5.schema.categories import Coded, Conversion, as_texts, enumerated, find_coded, numbered
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 from lit_async_data.sources.hdf5.schema.field import Field, chosen_groups
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset, in_group, member_of, members
 from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, as_source_errors, h5py, open_h5py
 from lit_async_data.sources.hdf5.storage.open_file import ExternalFiles, FileIdentity
+from lit_async_data.sources.table.labels import INEXACT
 
 # Chunks per group for each chunk that samples reach into. A quarter of the chunks is then decoded twice.
 CHUNKS_PER_RUN = 4
@@ -56,10 +54,7 @@ class ChunkGrouping(NamedTuple):
 
 
 def grouping_key(part: StoredPart) -> str:
-    """The largest field, or the largest compressed one of several samples per chunk with a tenth of its bytes.
-
-    What needs no decoding can be read in any order.
-    """
+    """The largest field, or the largest compressed one of several samples per chunk with a tenth of its bytes."""
     sizes = {key: field.spec.nbytes for key, field in part.fields.items()}
     decoded = {
         key: sizes[key]
@@ -159,6 +154,19 @@ class PartRequest:
     stride: int
     allow_external: bool
     alone: bool = True  # whether there is one file
+    rate: Any = None  # rows per second, or the field that holds them, if ``rows`` are seconds
+
+
+class Clock(NamedTuple):
+    rate: float  # rows per second
+    start: float = 0.0  # the time of row 0, in seconds
+
+    def rows(self, times: npt.NDArray[Any], where: str) -> npt.NDArray[Any]:
+        rows = np.rint((times.astype(np.float64) - self.start) * self.rate)
+        if not (known := np.abs(rows) < INEXACT).all():
+            place = int(known.argmin())
+            raise ConfigError(f"{where} holds {times.flat[place]} at {place}, which is no time; leave it out", "rows")
+        return rows.ravel() if 1 in rows.shape else rows  # MATLAB's vectors have two axes
 
 
 class Lacking(NamedTuple):
@@ -180,6 +188,7 @@ class StoredPart:
     table_rows: Indices | None = None
     lacking: Mapping[str, Lacking] = dataclasses.field(default_factory=dict)  # by field
     absent: Mapping[str, SourceError] = dataclasses.field(default_factory=dict)  # why no row has a field
+    clock: Clock | None = None  # of chosen rows that are seconds
 
     @property
     def rows(self) -> int:
@@ -270,7 +279,8 @@ class StoredPart:
                 raise FormatError(what, file=self.path, dataset=name, place=f"{self.path}:{dataset.name}")
             values = member_of(dataset[...].reshape(-1), member)
         if h5py.check_string_dtype(values.dtype) is not None:
-            values = np.array([each.decode(errors="surrogateescape") for each in values.tolist()], object)
+            stored = StoredDataset(self.path, coded.name, values.shape, values.dtype, 0, FieldSpec((), values.dtype))
+            values = np.array(as_texts(values.tolist(), stored), object)
         if coded.place or coded.mask is not None:
             values = coded.texts(values, self.path)
         return values[self.own_rows], coded
@@ -320,13 +330,13 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
     lost = {key: of.sequences.lost for key, of in (fields | of_anchors).items() if of.sequences}
     outside = b"refers to a place outside of the file; restore the file"
     lacking = {key: Lacking(own, np.array([outside] * len(own))) for key, own in lost.items() if len(own)}
-    part = StoredPart(
-        group.path, group.group, fields, WindowStarts.within(rows, spans, request.stride), lacking=lacking
-    )
+    anchors, clock = WindowStarts.within(rows, spans, request.stride), _clock(group, request.rate)
+    part = StoredPart(group.path, group.group, fields, anchors, lacking=lacking, clock=clock)
     if request.rows is not None:
         dataset, member = group.whole_member(request.rows, "rows: ")
         where = f"{group.path}:{dataset.name}"
-        part = part.at(row_numbers(member_of(dataset[...], member), part.rows, where, request.rows))
+        given = member_of(dataset[...], member)
+        part = part.at(row_numbers(given, part.rows, where, request.rows, clock=part.clock))
     fields |= {key: _at_anchors(field, part) for key, field in of_anchors.items()}
     if any(field.attr or field.per for field in request.fields.values()):
         fields = {key: fields[key] for key in [*request.fields, *fields]}
@@ -412,13 +422,33 @@ def kept_field(
 
 
 def inspect_attribute(group: OpenGroup, key: str, field: Field, rows: int) -> StoredField:
+    name, _, value = _attribute(group, field)
+    label = f"{name.strip('/')}@{field.attr}"
+    return kept_field(group.path, label, value.reshape(1), field, rows=rows, where=f"fields.{key}")
+
+
+def _attribute(group: OpenGroup, field: Field) -> tuple[str, Any, npt.NDArray[Any]]:
     name = group.name(field.dataset) if field.dataset else group.group
     node = group.node(name)
     if node is None:
         raise MissingError(f"{group.path}: has no {name!r}; check the name", file=group.path, dataset=name)
-    value = value_of(node.id, field, group.path, name.strip("/"))
-    label = f"{name.strip('/')}@{field.attr}"
-    return kept_field(group.path, label, value.reshape(1), field, rows=rows, where=f"fields.{key}")
+    return name, node, value_of(node.id, field, group.path, name.strip("/"))
+
+
+def _clock(group: OpenGroup, given: Any) -> Clock | None:
+    """The clock of a part, by the number, dataset or attribute that holds the rows per second."""
+    if given is None:
+        return None
+    number, start = np.asarray(given), 0.0
+    if number.dtype.kind not in "iufb":
+        field = Field.of(given, "rate.")
+        node, number = _attribute(group, field)[1:] if field.attr else (None, group.whole(field.dataset, "rate: ")[...])
+        if isinstance(node, h5py.Dataset) and node.shape == () and node.dtype.kind == "f":
+            start = float(node[()])  # NWB's starting_time, whose attribute is the rate
+    if number.size != 1 or number.dtype.kind not in "iuf" or not 0 < number.item() < math.inf:
+        what = f"{number.item() if number.size == 1 else given!r}, of {group.path}, is not one number above 0"
+        raise ConfigError(f"{what}: how many rows there are per second", "rate")
+    return Clock(float(number.item()), start)
 
 
 def _at_anchors(field: StoredField, part: StoredPart) -> StoredField:
@@ -467,17 +497,22 @@ def _other_axis(key: str, field: StoredField, fields: Mapping[str, StoredField])
     return f"{asked} Then write layout={{{key!r}: {layout!r}}}{column}. Else: "
 
 
-def row_numbers(given: npt.ArrayLike, rows: int, where: str = "it", name: str = "", *, none: bool = False) -> Indices:
-    """Row numbers from row numbers or a mask, which ``where`` holds, also ``none``; ``name`` if that is a dataset."""
+def row_numbers(
+    given: Any, rows: int, where: str = "it", name: str = "", *, none: bool = False, clock: Clock | None = None
+) -> Indices:
+    """Row numbers from these, times or a mask, which ``where`` holds, also ``none``; ``name`` if that is a dataset."""
     numbers: npt.NDArray[Any] = np.asarray(given)
     if none and not numbers.size:
         return np.empty(0, np.int64)
     if name and numbers.dtype.names:
         names = ", ".join(f"{name}.{each}" for each in members(numbers.dtype))
         raise ConfigError(f"{where} holds records, so name a member of them: {names}", "rows")
+    if clock and numbers.dtype.kind in "iuf":
+        numbers = clock.rows(numbers, where).astype(np.int64)
     if numbers.ndim != 1 or not numbers.size or numbers.dtype.kind not in "iub":
         kind = f"{numbers.dtype}, shape {numbers.shape}"
         cure = "give row numbers: an array, or for several parts a mapping from each to an array"
+        cure = "if they are seconds, give rate=, the rows per second; else " * (numbers.dtype.kind == "f") + cure
         raise ConfigError(f"{where} holds neither row numbers nor a mask, but {kind}; {cure}", "rows")
     if numbers.dtype.kind == "b":
         if len(numbers) != rows:

@@ -242,17 +242,17 @@ def checked_stride(stride: Any, rows: object) -> int:
 
 
 def select_rows(parts: Sequence[StoredPart], rows: Any, every: Sequence[StoredPart]) -> list[StoredPart]:
-    """The parts, with samples at chosen rows: numbers or a mask, over the rows of all parts or by part.
-
-    ``every`` part counts in a list, also one without rows, which ``parts`` lack.
-    """
+    """The parts with samples at chosen rows, over the rows of all parts or by part; ``every`` part counts in a list."""
     names = _names_of(every)
     by_part = _by_part(rows, names)
     if by_part is not None:
         own = [by_part.pop(str(part), ()) for part in parts]
         if wrong := next((name for name, of in by_part.items() if np.size(of)), ""):
             raise ConfigError(f"{wrong} has no rows to choose; leave it out", "rows")
-        chosen = [row_numbers(of, part.rows, f"for {part}: it", none=True) for of, part in zip(own, parts, strict=True)]
+        chosen = [
+            row_numbers(of, part.rows, f"for {part}: it", none=True, clock=part.clock)
+            for of, part in zip(own, parts, strict=True)
+        ]
         if not any(map(len, chosen)):
             raise ConfigError("they choose no row of any part; choose some", "rows")
         return [part.at(each) for part, each in zip(parts, chosen, strict=True)]
@@ -269,7 +269,9 @@ def select_rows(parts: Sequence[StoredPart], rows: Any, every: Sequence[StoredPa
 
 def _selected(parts: Sequence[StoredPart], rows: Any) -> list[StoredPart]:
     starts = np.cumsum([0, *(part.rows for part in parts)])
-    given = row_numbers(rows, int(starts[-1]))
+    if parts[0].clock and len(parts) > 1:
+        raise ConfigError("with rate=, seconds count from the beginning of each part", "rows")
+    given = row_numbers(rows, int(starts[-1]), clock=parts[0].clock)
     which = np.searchsorted(starts, given, side="right") - 1
     if (wrong := (which < 0) | (which == len(parts))).any():
         raise ConfigError(f"{given[wrong.argmax()]} is not one of the {starts[-1]} rows of all parts", "rows")
@@ -377,6 +379,14 @@ def without(parts: Sequence[StoredPart], exclude: Exclude, name: str) -> list[St
     kept = np.split(kept_samples(exclude, stored, name), np.cumsum([len(own) for own in rows])[:-1])
     masked = [each for each in zip(parts, rows, kept, strict=True) if each[2].any()]
     return [part if mask.all() else part.at(own[mask]) for part, own, mask in masked]
+
+
+def check_null(parts: Sequence[StoredPart], fields: Mapping[str, Field]) -> None:
+    """Refuse ``null`` of a field that can lack a value in no part: in some, a column may have a mask."""
+    for key, field in fields.items():
+        if field.null != "error" and key != KEY and not any(part.fields[key].nullable for part in parts):
+            what = f"{parts[0].fields[key].stored} holds no text, and no names of its values; leave it out"
+            raise ConfigError(what, f"fields.{key}.null")
 
 
 def found_names(part: StoredPart) -> dict[str, tuple[str, ...]]:

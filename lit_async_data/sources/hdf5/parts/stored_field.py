@@ -24,9 +24,11 @@ from lit_async_data.sources.hdf5.schema.categories import (
     is_numbered,
 )
 from lit_async_data.sources.hdf5.schema.encoded import (
+    Delimited,
     StoredImages,
     StoredRanges,
     StoredSequences,
+    delimited,
     element_type,
     encoding,
     inspect_images,
@@ -130,6 +132,13 @@ class StoredField:
         return self.stored.places(rows)[1]
 
     @property
+    def nullable(self) -> bool:
+        """Whether values are text, or have names, or a mask beside them, which say that a value is missing."""
+        masked = self.conversion is not None and self.conversion.mask is not None
+        own = bool(self.text or self.spec.classes or self.spec.meanings or masked)
+        return own or any(each.nullable for each in self.channels)
+
+    @property
     def texts(self) -> tuple[str, ...]:
         return self.spec.texts or self.spec.classes
 
@@ -191,12 +200,13 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
         return _with_window(key, field, _inspect_images(group, key, field, layout))
     node = group.node(name)
     kind = encoding(node) if isinstance(node, h5py.Group) else ""
-    elements = element_type(node, field) if isinstance(node, h5py.Dataset) else None
-    if elements is not None or kind in RANGES:
+    parts = delimited(group, field)
+    elements = element_type(node, field) if isinstance(node, h5py.Dataset) and not parts else None
+    if parts or elements is not None or kind in RANGES:
         if layout is not None:
             holds = RANGES.get(kind, RANGES["variable"])
             raise ConfigError(f"{layout!r} for {key}: {group.path}:/{name.strip('/')} holds {holds}", "layout")
-        return _inspect_ranges(group, key, field, kind, elements)
+        return _inspect_ranges(group, key, field, kind, parts or elements)
     if is_numbered(group, name, field):
         return _with_window(key, field, numbered_field(inspect_texts(group, name, field, layout, where), field, where))
     return _with_window(key, field, _inspect_numbers(group, field, layout, where))
@@ -241,19 +251,17 @@ def _inspect_numbers(group: OpenGroup, field: Field, layout: str | None, where: 
 
 
 def _check_applicable(group: OpenGroup, coded: Coded, field: Field, where: str) -> None:
-    """Refuse options of samples of variable length, and of values with names, for numbers that are neither."""
-    for option in ("null", *VARIABLE):
-        nullable = option == "null" and (coded.names or coded.mask is not None)
-        if getattr(field, option) != getattr(Field, option) and not nullable:
+    """Refuse options of samples of variable length for others."""
+    for option in VARIABLE:
+        if getattr(field, option) != getattr(Field, option):
             group.inspect_dataset(*group.split(coded.name))  # says if there is none
-            lacks = "text, and no names of its values" if option == "null" else "samples of variable length"
-            what = f"{group.path}:/{coded.name.strip('/')} holds no {lacks}; leave it out"
+            what = f"{group.path}:/{coded.name.strip('/')} holds no samples of variable length; leave it out"
             raise ConfigError(what, f"{where}.{option}")
 
 
 def _looked_up(group: OpenGroup, name: str, field: Field, layout: str | None, where: str) -> StoredDataset:
     try:
-        return group.inspect_dataset(*group.split(name), layout)
+        return group.inspect_dataset(*group.split(name), layout, cast=field.dtype is not None)
     except NoSamplesError as error:
         if field.lookup is None:
             raise
@@ -375,9 +383,9 @@ def _with_window(key: str, field: Field, of_key: StoredField) -> dict[str, Store
 
 
 def _inspect_ranges(
-    group: OpenGroup, key: str, field: Field, kind: str, elements: np.dtype[Any] | None
+    group: OpenGroup, key: str, field: Field, kind: str, of: Delimited | np.dtype[Any] | None
 ) -> dict[str, StoredField]:
-    """A field of sparse rows, or of samples of variable length, which may be ``elements`` in the global heap."""
+    """A field of sparse rows, or of samples of variable length, which may be elements in the global heap."""
     name, of_kind = group.name(field.dataset), RANGES.get(kind, RANGES["variable"])
     full = f"{group.path}:/{name.strip('/')}"
     padding = VARIABLE if kind in ("csr", "csc") else ()
@@ -385,15 +393,11 @@ def _inspect_ranges(
         if getattr(field, option) != getattr(Field, option):
             what = f"does not apply to {full}, which holds {of_kind}; leave it out"
             raise ConfigError(what, f"fields.{key}.{option}")
-    if kind == "csc":
-        what = "is stored by columns (csc), so that each row is spread over the file; store it by rows"
-        cure = "adata.X = adata.X.tocsr(); adata.write('by_rows.h5ad')"
-        raise FormatError(f"{what}: {cure}", file=group.path, dataset=name, place=full)
-    if elements is not None:
-        return padded_fields(key, field, inspect_sequences(group, name, elements, field.max_length))
-    if kind == "csr":
-        return padded_fields(key, field, inspect_sparse(group, name))
-    return padded_fields(key, field, inspect_variable(group, name, most=field.max_length))
+    if of is None:
+        return padded_fields(key, field, inspect_sparse(group, name, kind))
+    if isinstance(of, Delimited):
+        return padded_fields(key, field, inspect_variable(group, of, most=field.max_length))
+    return padded_fields(key, field, inspect_sequences(group, name, of, field.max_length))
 
 
 def padded_fields(key: str, field: Field, found: StoredRanges | StoredSequences) -> dict[str, StoredField]:

@@ -56,8 +56,7 @@ class ChunkCache:
     """The decoded slabs of a source. Thread-safe.
 
     * Each dataset has room for `RecentSlabs`, of which the oldest are evicted: so slabs of images evict none of labels.
-    * All datasets share room for `KeptSlabs`, which stay. Any order that visits all samples once per epoch profits
-      equally from every cached byte, while the least recently used slab is the one needed next.
+    * All datasets share room for `KeptSlabs`, which stay: the least recently used one is that needed next.
     """
 
     def __init__(self) -> None:
@@ -130,9 +129,8 @@ class _Held:
 class RecentSlabs:
     """Slabs of one dataset that were decoded last, each by one thread. Thread-safe.
 
-    Evicts slabs of the earliest group of chunks first: a chunk shuffle deals from one group while the next is decoded,
-    and earlier groups are used up. Within a group it evicts in the order of decoding, not of use. (By age alone, a slab
-    that was decoded late would evict one that is still needed.)
+    Evicts slabs of the earliest group of chunks first, which a chunk shuffle has used up; within a group in the order
+    of decoding. (By age alone, a slab that was decoded late would evict one that is still needed.)
     """
 
     def __init__(self, dataset: str, room: Room) -> None:
@@ -145,10 +143,7 @@ class RecentSlabs:
     def get(
         self, key: Hashable, decode: Callable[[], Array], *, wait: bool, chunk_group: ChunkGroup | None = None
     ) -> Array | None:
-        """A slab, decoded now and without a lock if it is not cached; without ``wait``, None if another thread does.
-
-        The group of chunks is None if the slab is read at once, or the order has none.
-        """
+        """A slab, decoded now and without a lock if it is not cached; without ``wait``, None if another thread does."""
         own = None
         try:  # from here on, so that no interrupt leaves a gate that others wait for
             while True:

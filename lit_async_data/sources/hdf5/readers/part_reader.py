@@ -352,7 +352,8 @@ def with_categories(parts: Sequence[StoredPart], new_reader: NewReader, *, drop:
     for key in parts[0].fields if LOOKS.get() else ():
         fields = [part.fields[key] for part in found]
         marking = list(map(_marking, fields))
-        nulls = {each.conversion.null for each in fields[0].channels or fields[:1] if each.conversion}
+        every = itertools.chain(*(field.channels or (field,) for field in fields))
+        nulls = {each.conversion.null for each in every if each.conversion}
         pairs = list(zip(found, fields, marking, strict=True))
         shape = fields[0].spec.stored_shape
         size = sum(part.anchors.count * math.prod(shape) * each.values.dtype.itemsize for part, each, _ in pairs)

@@ -119,12 +119,7 @@ def h5py_rows(stored: StoredDataset, file: OpenFile, first: int, end: int, *, ca
 
 
 def runs(rows: Indices) -> list[tuple[int, int, Indices]]:
-    """Runs of consecutive rows, in storage order, each with its places in the batch.
-
-    Example:
-        >>> [(first, end, where.tolist()) for first, end, where in runs(np.array([7, 3, 8]))]
-        [(3, 4, [1]), (7, 9, [0, 2])]
-    """
+    """Runs of consecutive rows, in storage order, each with its end and its places in the batch."""
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]
     breaks = np.flatnonzero(np.diff(ordered) != 1) + 1
@@ -151,12 +146,7 @@ class Pieces(NamedTuple):
 
 
 def pieces(firsts: Indices, counts: Indices, rows: int) -> Pieces:
-    """Cut ranges at the borders of chunks of ``rows`` rows. Counts may be 0.
-
-    Example:
-        >>> [part.tolist() for part in pieces(np.array([3, 8]), np.array([4, 1]), rows=5)]
-        [[0, 1, 1], [3, 0, 3], [2, 2, 1], [0, 2, 4]]
-    """
+    """Cut ranges at the borders of chunks of ``rows`` rows. Counts may be 0."""
     wheres = np.cumsum(counts) - counts
     there = counts > 0
     if not there.all():
@@ -216,7 +206,7 @@ class FieldReader(Reader):
         stored = out.shape[1:] if field.spec.ragged or field.sequences else field.stored.spec.stored_shape
         begin, end = field.span
         shape = (len(range(begin, end, field.step)), *stored) if field.windowed else stored
-        dtype = (field.sequences or field.values).dtype.newbyteorder("=")
+        dtype = (field.sequences or field.stored).dtype.newbyteorder("=")
         block = max(BLOCK_BYTES // max(math.prod(shape) * dtype.itemsize, 1), 1)
         values = np.empty((min(block, len(rows)), *shape), dtype)
         # In storage order where rows may share a chunk, which is then decoded once.
@@ -317,8 +307,10 @@ class SparseReader(RangesReader):
 class PaddedReader(RangesReader):
     def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
         begins, counts = self._stored.places(rows)
-        values = np.empty((counts.sum(), *out.shape[2:]), self._stored.values.dtype.newbyteorder("="))
+        stored = self._stored.values
+        values = np.empty((counts.sum(), *stored.spec.stored_shape), stored.dtype.newbyteorder("="))
         self._elements[0].read_ranges(begins, counts, values)
+        values = stored.member.of(values) if stored.member else values
         out[...] = 0
         out[np.arange(out.shape[1]) < counts[:, None]] = values
 

@@ -253,11 +253,7 @@ class IndexedSlabDecoder:
                 out[place : place + 1].byteswap(inplace=True)
 
     def _read_planes(self, chosen: Indices, where: Indices, target: Bytes) -> None:
-        """Decode chunks, and unshuffle several of them at once.
-
-        numpy releases the GIL for every copy, and getting it back takes longer than a short one: with four copies per
-        chunk of 16 KiB, two threads were no faster than one.
-        """
+        """Decode chunks and unshuffle several at once: numpy takes the GIL after each copy, which takes longer."""
         itemsize = self._index.filters.shuffle_itemsize
         together = max(PLANES_BYTES // target.shape[1], 1)
         planes = np.empty((min(together, len(chosen)), target.shape[1]), np.uint8)

@@ -9,7 +9,8 @@ import contextlib
 import dataclasses
 import difflib
 import functools
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -107,8 +108,9 @@ def _categories(group: OpenGroup, name: str, place: str) -> Coded:
     node = group.node(place)
     nullable = isinstance(node, h5py.Group) and encoding(node) == "nullable"
     dataset, path = group.whole_member(f"{place}/values" if nullable else place, "")
-    values = member_of(dataset[...], path).reshape(-1).tolist()
-    texts = [each.decode(errors="surrogateescape") if isinstance(each, bytes) else str(each) for each in values]
+    values = member_of(dataset[...], path).reshape(-1)
+    stored = StoredDataset(group.path, place, values.shape, values.dtype, 0, FieldSpec((), values.dtype))
+    texts = as_texts(values.tolist(), stored)
     return Coded(name, dict(enumerate(texts)), (-1,), place=f"/{place.strip('/')}")
 
 
@@ -193,6 +195,20 @@ class Numbering:
         return delivered
 
 
+_SURROGATES = re.compile("[\ud800-\udfff]")  # that decoding makes of bytes that are not UTF-8
+
+
+def as_texts(values: Iterable[Any], stored: Located, row_of: Callable[[int], int] = int) -> list[str]:
+    """Values as text; an error names the row of the first that is not UTF-8."""
+    texts = [each.decode(errors="surrogateescape") if isinstance(each, bytes) else str(each) for each in values]
+    for number, text in enumerate(texts):
+        if not text.isascii() and _SURROGATES.search(text):
+            what = f"{text.encode(errors='surrogateescape')!r} is not UTF-8; write it so, if it is Latin-1 by h5py: "
+            cure = "texts = [t.decode('latin-1') for t in file[NAME][:]]; del file[NAME]; file[NAME] = texts"
+            raise stored.error(FormatError, what + cure, row_of(number))
+    return texts
+
+
 def did_you_mean(name: str, names: Sequence[str]) -> str:
     known = {each.casefold(): each for each in names}
     near = difflib.get_close_matches(name.casefold(), known, n=1)
@@ -220,7 +236,7 @@ def inspect_texts(group: OpenGroup, name: str, field: Field, layout: str | None,
     if layout is not None or field.column is not None or field.mask_and_scale:
         raise ConfigError("layout, column and mask_and_scale do not apply to text; leave them out", where)
     coded = find_coded(group, name)
-    stored = group.inspect_dataset(group.split(coded.name)[0], in_heap=True)
+    stored = group.inspect_dataset(group.split(coded.name)[0], holds="heap")
     dataset, path = group.whole_member(f"/{coded.name.strip('/')}", "")
     values = member_of(dataset[...], path).reshape(-1)
     if coded.names or coded.mask is not None:
@@ -243,7 +259,7 @@ def numbered(
         raise ConfigError(f"{what}; leave kind out", f"{where}.kind")
     numbers: dict[Any, int] = {}
     codes = np.array([numbers.setdefault(value, len(numbers)) for value in values.tolist()], np.int64)
-    texts = [each.decode(errors="surrogateescape") if isinstance(each, bytes) else str(each) for each in numbers]
+    texts = as_texts(numbers, stored, lambda number: int((codes == number).argmax()))
     names = tuple(field.classes or filter(None, texts))
     if not field.classes and field.kind != "text" and len(names) > MOST_CLASSES:
         what = f"{stored} holds {len(names)} distinct texts, which seem to be ids; write kind='text'"
@@ -425,5 +441,5 @@ class Conversion:
         row = int(rows[place[0]])
         if self.last_row is not None:  # windows may be padded
             row = min(max(row + int(place[1]) * self.step, 0), self.last_row)
-        what = f"{values[place]} {problem}; {cure}correct the file, or leave such rows out with rows="
+        what = f"{values[place]!s} {problem}; {cure}correct the file, or leave such rows out with rows="
         raise self.stored.error(FormatError, what, row)

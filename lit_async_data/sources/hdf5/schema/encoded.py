@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,8 @@ from lit_async_data.errors import CorruptError, FormatError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.checks import first_good
 from lit_async_data.sources.hdf5.index.index import ChunkIndex, IndexKey
-from lit_async_data.sources.hdf5.schema.field import Field
-from lit_async_data.sources.hdf5.schema.inspect import Located, OpenGroup, StoredDataset
+from lit_async_data.sources.hdf5.schema.field import BOUNDS, Field
+from lit_async_data.sources.hdf5.schema.inspect import Located, OpenGroup, StoredDataset, member_of
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.storage.failures import (
     LIBRARY_ERRORS,
@@ -31,6 +31,7 @@ from lit_async_data.sources.hdf5.storage.failures import (
 from lit_async_data.sources.hdf5.storage.open_file import GlobalHeap, refuse_external_link
 from lit_async_data.sources.images.image import ImageDecoder
 from lit_async_data.sources.local_files import natural
+from lit_async_data.sources.table.labels import INEXACT
 
 SPARSE = ("data", "indices", "indptr")
 VARIABLE = ("values", "offsets")
@@ -53,6 +54,10 @@ class StoredRanges(Located):
         return len(self.offsets) - 1
 
     @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.spec.dtype
+
+    @property
     def lengths(self) -> Indices:
         return np.diff(self.offsets)
 
@@ -69,18 +74,38 @@ def encoding(group: h5py.Group) -> str:
         return kind
     if kind in ("nullable-integer", "nullable-boolean", "nullable-string-array"):
         return "nullable"
-    return "variable" if all(group.get(name, getlink=True) for name in VARIABLE) else ""  # follows no link
+    known = (("variable", VARIABLE), ("csr", SPARSE))  # looked up without following links
+    return next((kind for kind, names in known if all(group.get(each, getlink=True) for each in names)), "")
 
 
-def inspect_sparse(group: OpenGroup, name: str) -> StoredRanges:
-    attributes, context = group.file[name].attrs, context_of(group.path, name)
-    shape = [int(n) for n in np.asarray(attributes.get("shape", attributes.get("h5sparse_shape", ()))).ravel()]
+def sparse_shape(group: h5py.Group) -> tuple[int, ...]:
+    """Rows and columns. The cells of 10x Genomics are columns, by which it stores them: rows, stored by rows."""
+    refuse_external_link(group.file, f"{group.name}/shape")
+    places: Any = ((group.attrs, "shape"), (group.attrs, "h5sparse_shape"), (group, "shape"))
+    shape = np.ravel(next((place[name] for place, name in places if name in place), ()))
+    return tuple(int(n) for n in (shape[::-1] if "barcodes" in group else shape))
+
+
+def inspect_sparse(group: OpenGroup, name: str, kind: str) -> StoredRanges:
+    node, context = group.file[name], context_of(group.path, name)
+    shape, bounds = sparse_shape(node), f"{name.rstrip('/')}/{SPARSE[2]}"
     if len(shape) != 2 or min(shape) < 1:
-        kind = NoSamplesError if shape[:1] == [0] else FormatError
-        raise kind(f"is a sparse matrix of shape {tuple(shape)}, which holds no samples; leave it out", **context)
+        error = NoSamplesError if shape[:1] == (0,) else FormatError
+        raise error(f"is a sparse matrix of shape {shape}, which holds no samples; leave it out", **context)
+    numbers = _integers(group, bounds)
+    said = any(each in node.attrs for each in ("encoding-type", "h5sparse_format")) or "barcodes" in node
+    if kind == "csc" or (not said and len(numbers) == shape[1] + 1):
+        what = "is stored by columns (csc)" + " or does not say that it is not" * (not said)
+        what = f"{what}, so that each row is spread over the file; store it by rows"
+        cure = "adata.X = adata.X.tocsr(); adata.write('by_rows.h5ad')"
+        cure += "; if it is, write its attribute encoding-type = 'csr_matrix'" * (not said)
+        raise FormatError(f"{what}: {cure}", **context)
     with _some_values(shape[0], context):
         values, columns = (group.inspect_dataset(f"{name.rstrip('/')}/{part}") for part in SPARSE[:2])
-    offsets = _offsets(group, f"{name.rstrip('/')}/{SPARSE[2]}", shape[0], values.rows)
+    if len(numbers) != shape[0] + 1:
+        what = f"has {len(numbers)} values; it must have one more than its {shape[0]} rows"
+        raise FormatError(what, **context_of(group.path, bounds))
+    offsets = _offsets(group.path, bounds, "offsets", numbers, values.rows)
     if len(values.shape) != 1 or columns.shape != values.shape or columns.dtype.kind not in "iu":
         what = f"has data of shape {values.shape} and indices of shape {columns.shape}, {columns.dtype}"
         raise FormatError(f"{what}; a sparse matrix must have one integer index for each value", **context)
@@ -88,14 +113,51 @@ def inspect_sparse(group: OpenGroup, name: str) -> StoredRanges:
     return StoredRanges(group.path, name, offsets, values, columns, spec)
 
 
-def inspect_variable(group: OpenGroup, name: str, *, most: int | None) -> StoredRanges:
-    values_name, ends_name = (f"{name.rstrip('/')}/{part}" for part in VARIABLE)
-    ends = group.inspect_dataset(ends_name)
-    with _some_values(ends.rows - 1, context_of(group.path, name)):
-        values = group.inspect_dataset(values_name)
-    offsets = _offsets(group, ends_name, None, values.rows)
-    row = FieldSpec(values.spec.stored_shape, values.dtype.newbyteorder("="))
-    found = StoredRanges(group.path, name, offsets, values, None, row)
+class Delimited(NamedTuple):
+    name: str  # for errors: not that of the values, whose rows are no samples
+    values: str  # the dataset of samples of variable length, end to end
+    bounds: str  # the dataset that says where they begin or end
+    rule: str  # how it does: one of `BOUNDS`
+
+
+def delimited(group: OpenGroup, field: Field) -> Delimited | None:
+    """How a field is divided into samples of variable length, as the user or the file says; None if it is not."""
+    name = group.name(field.dataset)
+    for rule, bounds in ((rule, getattr(field, rule)) for rule in BOUNDS):
+        if bounds:
+            return Delimited(group.name(bounds), name, group.name(bounds), rule)
+    node = group.node(name)
+    if isinstance(node, h5py.Group):
+        values, bounds = (f"{name.rstrip('/')}/{part}" for part in VARIABLE)
+        return Delimited(name, values, bounds, "offsets") if encoding(node) == "variable" else None
+    if not isinstance(node, h5py.Dataset) or not len(node.attrs) or "neurodata_type" not in node.attrs:
+        return None
+    index = node if _is_index(node) else group.node(f"{name}_index")
+    if not _is_index(index):
+        return None
+    target = index.file[index.attrs["target"]]
+    if _is_index(target):
+        what = f"is an index of the index {target.name}, whose samples have samples; name that"
+        raise FormatError(what, **context_of(group.path, name))
+    return Delimited(index.name, target.name, index.name, "ends")
+
+
+def _is_index(node: Any) -> bool:  # of NWB's tables
+    return isinstance(node, h5py.Dataset) and node.attrs.get("neurodata_type") in ("VectorIndex", b"VectorIndex")
+
+
+def inspect_variable(group: OpenGroup, given: Delimited, *, most: int | None) -> StoredRanges:
+    numbers = _integers(group, given.bounds)
+    rows = len(numbers) - (given.rule == "offsets")
+    with _some_values(rows, context_of(group.path, given.name)):
+        values = group.inspect_dataset(*group.split(given.values))
+    if rows < 1:
+        what = f"has {len(numbers)} values; it must have one more than there are samples"
+        raise FormatError(what, **context_of(group.path, given.bounds))
+    offsets = _offsets(group.path, given.bounds, given.rule, numbers, values.rows)
+    element = values.member or values
+    row = FieldSpec(element.spec.stored_shape, element.dtype.newbyteorder("="))
+    found = StoredRanges(group.path, given.name, offsets, values, None, row)
     return dataclasses.replace(found, spec=padded_spec(found.lengths, most, row, found))
 
 
@@ -119,24 +181,34 @@ def _some_values(rows: int, context: dict[str, Any]) -> Iterator[None]:
         raise FormatError(f"has {rows} rows without a single value; leave it out", **context) from error
 
 
-def _offsets(group: OpenGroup, name: str, rows: int | None, elements: int) -> Indices:
-    """The begin of each sample and the end of the last, checked, since nothing else would notice wrong ones."""
-    own, dataset = context_of(group.path, name), group.whole(f"/{name.strip('/')}", "")
-    if dataset.ndim != 1 or dataset.dtype.kind not in "iu":
+def _integers(group: OpenGroup, name: str) -> Indices:
+    own = context_of(group.path, name)
+    dataset, member = group.whole_member(f"/{name.strip('/')}", "")
+    values = member_of(dataset[...], member)
+    if not values.size:
+        raise NoSamplesError(f"has shape {values.shape}, so it holds no samples; leave it out, or write them", **own)
+    if values.dtype.kind == "f" and (np.abs(values) < INEXACT).all() and (values % 1 == 0).all():  # as in MATLAB
+        values = values.astype(np.int64)
+    if values.size != max(values.shape, default=0) or values.dtype.kind not in "iu":
         raise FormatError("has not one axis of integers; write it so", **own)
-    if dataset.shape[0] < 2 or (rows is not None and dataset.shape[0] != rows + 1):
-        needed = f"one more than its {rows} rows" if rows is not None else "one more than there are samples"
-        raise FormatError(f"has {dataset.shape[0]} values; it must have {needed}", **own)
-    offsets: Indices = dataset[...].astype(np.int64)
+    return values.ravel().astype(np.int64)
+
+
+def _offsets(path: str, name: str, rule: str, numbers: Indices, elements: int) -> Indices:
+    """The begin of each sample and the end of the last, checked, since nothing else would notice wrong ones."""
+    ends = np.append(0, np.cumsum(numbers) if rule == "lengths" else numbers)
+    offsets: Indices = {"offsets": ends[1:], "starts": np.append(numbers, elements)}.get(rule, ends)
     begins, ends = offsets[:-1], offsets[1:]
     wrong = (begins > ends) | (ends > elements)
     wrong[0] |= offsets[0] != 0
-    wrong[-1] |= offsets[-1] != elements
+    wrong[-1] |= rule == "offsets" and offsets[-1] != elements
     if wrong.any():
         row = int(wrong.argmax())
-        what = f"{begins[row]} to {ends[row]} of {elements} elements"
-        rule = f"offsets must begin with 0, never fall and end with {elements}; restore or correct the file"
-        raise CorruptError(f"{what}; {rule}", row=row, **dict(own, place=f"{own['place']}, row {row}"))
+        must = {"offsets": f"begin with 0, never fall and end with {elements}", "starts": "begin with 0 and never fall"}
+        must = {**must, "ends": "never fall", "lengths": f"not be negative, nor more than {elements} together"}
+        what = f"{begins[row]} to {ends[row]} of {elements} elements; {rule} must {must[rule]}"
+        where = f"{path}:/{name.strip('/')}, row {row}"
+        raise CorruptError(f"{what}; restore or correct the file", file=path, dataset=name, row=row, place=where)
     return offsets
 
 
@@ -175,7 +247,7 @@ def element_type(dataset: h5py.Dataset, field: Field) -> np.dtype[Any] | None:
 
 def inspect_sequences(group: OpenGroup, name: str, dtype: np.dtype[Any], most: int | None) -> StoredSequences:
     """Inspect sequences, and read where each lies; they are padded to ``most`` elements, or to the longest."""
-    stored = group.inspect_dataset(name, in_heap=True)
+    stored = group.inspect_dataset(name, holds="heap")
     dataset: Any = group.file[name]
     if stored.offset is None and stored.index is None:
         why = stored.slow if stored.external or dataset.chunks else "none was ever written"
@@ -242,8 +314,8 @@ def inspect_images(group: OpenGroup, field: Field) -> StoredImages:
     name, heap, ranges, known = group.name(field.dataset), None, None, None
     node: Any = group.node(name)
     begins = np.empty(0, np.int64)
-    if isinstance(node, h5py.Group) and encoding(node) == "variable":
-        ranges = inspect_variable(group, name, most=None)
+    if (parts := delimited(group, field)) is not None:
+        name, ranges = parts.name, inspect_variable(group, parts, most=None)
         begins, known = ranges.places(np.arange(ranges.rows))
         values, sizes = ranges.values, known.astype(np.uint32)
         if values.dtype != np.uint8 or len(values.shape) > 1:
@@ -255,7 +327,7 @@ def inspect_images(group: OpenGroup, field: Field) -> StoredImages:
     elif isinstance(node, h5py.Group):
         stored, alone = _inspect_group(group, name), True
     else:
-        stored, alone, node = group.inspect_dataset(name, images=True), False, group.file[name]
+        stored, alone, node = group.inspect_dataset(name, holds="images"), False, group.file[name]
         if node.dtype.kind == "O":
             alone = stored.offset is None and stored.index is None
             heap = None if alone else GlobalHeap.of(node.file)
@@ -323,10 +395,7 @@ def datasets_as_rows(path: str, name: str, offsets: Indices, sizes: npt.NDArray[
 
 
 def place_of_image(group: OpenGroup, within: Any, name: str, each: str) -> tuple[int, int] | None:
-    """Offset and size of the image that a dataset holds, if it may; the offset is −1 if h5py must read it.
-
-    By handles, in a tenth of the time of h5py's objects: there may be very many.
-    """
+    """Offset (−1 if h5py must read it) and size of the image of a dataset, if it may hold one; fast, by handles."""
     low: Any = h5py
     h5d, h5f, h5l, h5o, h5t = low.h5d, low.h5f, low.h5l, low.h5o, low.h5t
     linked = within.links.get_info(each.encode()).type != h5l.TYPE_HARD

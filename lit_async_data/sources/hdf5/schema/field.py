@@ -25,9 +25,7 @@ from lit_async_data.sources.local_files import files_matching, folder_of, is_pat
 
 _INSTEAD = {
     "columns": "one column is column=…; several datasets as channels are a list of names",
-    **dict.fromkeys(
-        ("offsets", "delta_timestamps", "shift"), "windows of rows are window=(start, stop) or (start, stop, step)"
-    ),
+    **dict.fromkeys(("delta_timestamps", "shift"), "windows of rows are window=(start, stop) or (start, stop, step)"),
 }
 
 
@@ -68,6 +66,11 @@ class Field(ImageOptions):
             of shape (total, *rest), and behind them ``KEY_offsets``, int64 of shape (B + 1,): where each begins, and
             the last ends. Host transforms get them padded, and may change no length.
         pad_side: Where samples of variable length are padded: ``"right"``, behind their values, or ``"left"``.
+        offsets: Another dataset, of integers, by which ``name`` holds samples of variable length end to end: where each
+            begins, and in one more value where the last ends.
+        starts: As ``offsets``, but without the end of the last, which is that of ``name``.
+        ends: As ``offsets``, but only where each sample ends.
+        lengths: As ``offsets``, but how many rows of ``name`` each sample has.
         attr: An attribute that holds one number, or text: that of the dataset ``name`` or,
             without a name, of the group of the part (``"/"``: of the file). All rows of the part have its value; a
             group or dataset that is a sample has its own.
@@ -113,6 +116,10 @@ class Field(ImageOptions):
     pad: Literal["last", "zero"] | None = None
     ragged: Literal["pad", "concat"] = "pad"
     pad_side: Literal["left", "right"] = "right"
+    offsets: str | None = None
+    starts: str | None = None
+    ends: str | None = None
+    lengths: str | None = None
     attr: str | None = None
     per: Literal["anchor"] | None = None
     kind: Literal["class", "number", "text"] | None = None
@@ -123,11 +130,12 @@ class Field(ImageOptions):
 
     def __post_init__(self) -> None:
         self._stack(self.name)
-        for name in ("name", "lookup", "attr")[bool(self.stacked) :]:
+        for name in ("name", "lookup", "attr", *BOUNDS)[bool(self.stacked) :]:
             value = getattr(self, name)
             left_out = self.attr and value in ("", "/") if name == "name" else value is None
             if not (isinstance(value, str) and value.strip("/")) and not left_out:
-                raise ConfigError(f"{value!r} is not the name of a dataset", name)
+                cure = f"; {_INSTEAD['shift']}" if name == "offsets" else ""
+                raise ConfigError(f"{value!r} is not the name of a dataset{cure}", name)
         if self.column is not None:
             self._set("column", whole_number("column", self.column, 0))
         if self.max_length is not None:
@@ -237,6 +245,8 @@ _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Field)}
 IMAGE = tuple(field.name for field in dataclasses.fields(ImageShape))
 # Options of samples of variable length; images have a fill, too.
 VARIABLE = ("max_length", "fill", "ragged", "pad_side")
+# Options that name the dataset of their boundaries.
+BOUNDS = ("offsets", "starts", "ends", "lengths")
 # Options of values, not of images.
 _VALUES = ("column", "dtype", "classes", "lookup", "mask_and_scale", "kind", "null", *VARIABLE)
 _NO_NAME = ConfigError("missing; which dataset is it?", "name")
@@ -258,7 +268,9 @@ def _check_combination(field: Field) -> None:
     for name in ("max_length", "pad_side") if field.ragged == "concat" else ():
         if getattr(field, name) != _DEFAULTS[name]:
             raise ConfigError("nothing is padded with ragged: concat; leave it out", name)
-    refused = ("column", "window", "lookup", "mask_and_scale", "decode", "per", *VARIABLE)
+    for name in [name for name in BOUNDS if getattr(field, name)][1:]:
+        raise ConfigError(f"one of {', '.join(BOUNDS)} is enough; leave the others out", name)
+    refused = ("column", "window", "lookup", "mask_and_scale", "decode", "per", *VARIABLE, *BOUNDS)
     for option in refused if field.attr else ("window",) if field.per else ():
         if getattr(field, option) != _DEFAULTS[option]:
             what = "an attribute, which is one value" if field.attr else "values of anchors"

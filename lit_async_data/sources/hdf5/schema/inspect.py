@@ -8,7 +8,7 @@ import functools
 import logging
 import math
 import posixpath
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,7 @@ from lit_async_data.sources.images.formats import FORMATS
 from lit_async_data.sources.local_files import retry_once
 
 Tables = dict[tuple[str, int | None, int], Array]
+Holds = Literal["values", "images", "heap"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +81,8 @@ class OpenGroup:
             dataset = open_dataset(self.file, self.path, name, "; name one of these")
             external_files(dataset, self.file, name, allowed=self.allow_external)
             check_filters(dataset, self.path, name)
+            if dataset.size and not math.prod(shape_of(dataset)):
+                raise FormatError("is an empty array of MATLAB; leave it out", **context_of(self.path, name))
             # Of text of any length, libhdf5 stores references, whose size h5py does not tell.
             if dataset.chunks and dataset.shape and dataset.dtype.kind != "O":
                 check_unindexed(dataset)
@@ -95,12 +98,12 @@ class OpenGroup:
         return dataset, find_member(dataset, member, context_of(self.path, of))[0] if member else ()
 
     def inspect_dataset(
-        self, name: str, member: str = "", layout: str | None = None, *, images: bool = False, in_heap: bool = False
+        self, name: str, member: str = "", layout: str | None = None, *, holds: Holds = "values", cast: bool = False
     ) -> StoredDataset:
-        """A dataset that can be a field, or a ``member`` of its values.
+        """A dataset that can be a field, or a ``member`` of its values, which may be wide if there is a ``cast``.
 
-        With ``images``, its rows hold bytes; they, or references to them in the global heap, become uint8 on an axis.
-        With ``in_heap``, so do references to values of variable length, and compound values.
+        Of "images", rows hold bytes; they, or references to them in the global heap, become uint8 on an axis. Of the
+        "heap", so do references to values of variable length, and compound values.
         """
         dataset = self.node(name)
         if not isinstance(dataset, h5py.Dataset):
@@ -108,15 +111,15 @@ class OpenGroup:
         context = context_of(self.path, name)
         external = external_files(dataset, self.file, name, allowed=self.allow_external)
         path_to, kind = find_member(dataset, member, context)
-        if images:
+        if holds == "images":
             _check_images(dataset, context)
-        elif in_heap:
+        elif holds == "heap":
             _check_in_heap(dataset, context)
         else:
-            _check_values(dataset, kind, dict(context, place=context["place"] + f".{member}" * bool(member)))
-        shape = tuple(int(n) for n in dataset.shape)
-        # Some programs write all that is empty with shape (0,).
-        axis, channel = (0, None) if shape == (0,) else axes(layout, shape, context["place"])
+            _check_values(dataset, kind, dict(context, place=context["place"] + f".{member}" * bool(member)), cast=cast)
+        shape = shape_of(dataset)
+        # Some programs write all that is empty with shape (0,), MATLAB with (0, 0).
+        axis, channel = axes(layout, shape, context["place"]) if any(shape) else (0, None)
         if math.prod(shape) == 0:
             error = FormatError if shape[axis] else NoSamplesError
             raise error(f"has shape {shape}, so it holds no samples; leave it out, or write its samples", **context)
@@ -124,7 +127,7 @@ class OpenGroup:
         row = [n for position, n in enumerate((*shape, *inner)) if position != axis]
         if channel is not None:
             row.insert(0, row.pop(channel))
-        if images or in_heap:
+        if holds != "values":
             elements, row = np.dtype(np.uint8), row or [element_bytes(dataset)]
         dtype = elements.newbyteorder("=")
         if not row and dtype.kind in "iu" and dtype != np.uint64:  # of which int64 cannot hold all
@@ -135,7 +138,7 @@ class OpenGroup:
             taken, elements = Member(path_to, elements, record, spec), np.dtype(np.uint8)
             spec = FieldSpec((*shape[:axis], *shape[axis + 1 :], size), elements)
         offset, index, slow = _place(dataset, self, context, external)
-        if member or ((images or in_heap) and len(shape) == 1):
+        if member or (holds != "values" and len(shape) == 1):
             shape = (*shape, spec.shape[-1])
             index = index and _of_bytes(index, shape[-1])
         more: dict[str, Any] = {"offset": offset, "index": index, "external": external, "slow": slow, "member": taken}
@@ -198,12 +201,7 @@ def find_member(dataset: h5py.Dataset, name: str, context: dict[str, Any]) -> tu
 
 
 def members(dtype: np.dtype[Any]) -> dict[str, tuple[str, ...]]:
-    """The names on the way to each member, by these with dots; a type that is not compound is one without a name.
-
-    Example:
-        >>> members(np.dtype([("onset", "i8"), ("pos", [("x", "f4"), ("y", "f4")])]))
-        {'onset': ('onset',), 'pos.x': ('pos', 'x'), 'pos.y': ('pos', 'y')}
-    """
+    """The names on the way to each member, by these with dots: ``{"pos.x": ("pos", "x")}``; ``""`` if there is none."""
     paths = [(name, *inner) for name in dtype.names or () for inner in members(dtype[name]).values()] or [()]
     return {".".join(path): path for path in paths}
 
@@ -277,6 +275,12 @@ class StoredDataset(Located):
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
+
+
+def shape_of(dataset: h5py.Dataset) -> tuple[int, ...]:
+    """The shape of a dataset. MATLAB writes that of an empty array, in its order, in place of values."""
+    empty = dataset.ndim == 1 and dataset.dtype == np.uint64 and dataset.attrs.get("MATLAB_empty", 0)
+    return tuple(map(int, dataset[...][::-1] if empty else dataset.shape))
 
 
 def in_group(name: str, names: npt.NDArray[np.bytes_], row: int) -> str:
@@ -374,7 +378,7 @@ def _names_of(group: h5py.Group) -> list[str]:
     return [each if each.isprintable() else ascii(each)[1:-1] for each in texts]
 
 
-def _check_values(dataset: h5py.Dataset, kind: Any, context: dict[str, Any]) -> None:
+def _check_values(dataset: h5py.Dataset, kind: Any, context: dict[str, Any], *, cast: bool) -> None:
     if not dataset.shape:
         what = "no value" if dataset.shape is None else "a single value"
         raise FormatError(f"holds {what}; give a dataset with one value per sample", **context)
@@ -394,6 +398,9 @@ def _check_values(dataset: h5py.Dataset, kind: Any, context: dict[str, Any]) -> 
         "after the other, and offsets, where each begins and the last ends": h5py.check_vlen_dtype(dtype) is not None,
         "no values: it is a NetCDF dimension without a variable; give a variable": isinstance(bare, bytes)
         and bare.startswith(NO_VARIABLE),
+        "a cell, whose arrays it refers to; save these end to end, and their lengths, in MATLAB: X = cat(2, c{:}); "
+        "n = cellfun(@(a) size(a, 2), c); then Field('X', lengths='n')": dataset.attrs.get("MATLAB_class")
+        in (b"cell", "cell"),
         "references; store what they refer to": h5py.check_ref_dtype(dtype) is not None,
         "compound values; name one of their members: "
         + ", ".join(f"{context['dataset']}.{each}" for each in members(dtype)): dtype.names is not None,
@@ -403,8 +410,10 @@ def _check_values(dataset: h5py.Dataset, kind: Any, context: dict[str, Any]) -> 
             raise FormatError(f"holds {reason}", **context)
     if member and dtype.subdtype:
         kind, dtype = kind.get_super(), dtype.base
-    if (dtype.kind, dtype.itemsize) not in TENSOR_TYPES or dtype.subdtype:
-        raise FormatError(f"holds {dtype}, which no tensor can hold; store it as another type", **context)
+    wide = {"f": "float64", "c": "complex128"}.get(dtype.kind, "")  # what long doubles are cast to
+    if ((dtype.kind, dtype.itemsize) not in TENSOR_TYPES and not (wide and cast)) or dtype.subdtype:
+        cure = f"store it as another type{wide and f', or give dtype={wide!r}, if it is no sample of variable length'}"
+        raise FormatError(f"holds {dtype}, which no tensor can hold; {cure}", **context)
     if member and not as_numpy(kind, dtype):
         what = f"holds numbers with unusual bits, which compound values must not; store it as {dtype}"
         raise FormatError(what, **context)

@@ -155,11 +155,7 @@ def _block_bytes(data: Bytes, nbytes: int) -> int:
 
 
 def _decompress_blocks(data: Bytes, out: Bytes, block: int, itemsize: int, compression: int) -> Bytes:
-    """Full blocks, a shorter one of whole groups, and uncompressed trailing bytes.
-
-    All full blocks take one call, since each releases and takes the GIL. They fill ``out`` only if every block has the
-    length that the header declares.
-    """
+    """Full blocks, in one call, since each takes the GIL; a shorter one of whole groups; trailing bytes as they are."""
     full, group = len(out) // block * block, _BIT_GROUP * itemsize
     whole = len(out) // group * group
     view, at = data.data, _HEADER.size
@@ -228,10 +224,7 @@ def _undo_fletcher32(data: Bytes, _nbytes: int, _parameters: tuple[int, ...]) ->
 
 
 def fletcher32(data: Bytes) -> int:
-    """Fletcher's checksum as HDF5 computes it: two ones'-complement sums over big-endian words of 16 bits.
-
-    The second sum weights each word by the number of words from it to the end (Fletcher, IEEE Trans. Comm. 30, 1982).
-    """
+    """Fletcher's checksum (IEEE Trans. Comm. 30, 1982) as HDF5 computes it, of big-endian words of 16 bits."""
     if len(data) % 2:
         data = np.append(data, np.uint8(0))
     words = data.view(">u2")

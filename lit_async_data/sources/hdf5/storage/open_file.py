@@ -250,11 +250,7 @@ class GlobalHeap:
         return cls(file.id.get_create_plist().get_sizes()[1], file.userblock_size, os.fstat(handle).st_size)
 
     def references(self, stored: Bytes) -> Indices:
-        """References from their bytes, shape (n, bytes); int64, shape (n, 3).
-
-        Each is the number of bytes of a value, the offset of a collection (−1 if it is outside of the file), and the
-        number of an object in it.
-        """
+        """Bytes of a value, offset of its collection (−1: outside of the file), and number in that; int64, (n, 3)."""
         fields = np.zeros((len(stored), 3, 8), np.uint8)
         for number, part in enumerate((stored[:, :4], stored[:, 4:-4], stored[:, -4:])):
             fields[:, number, : part.shape[1]] = part
@@ -407,11 +403,7 @@ class OpenFile:
             self._identity = now
 
     def map(self, *, random_access: bool = True) -> npt.NDArray[np.uint8]:
-        """The bytes of the whole file, read-only.
-
-        ``random_access`` disables the kernel's own read-ahead, which reads every missing page with up to several MiB of
-        its neighbours, since `fetch` names what will be read.
-        """
+        """The bytes of the file; with ``random_access`` the kernel reads nothing ahead but what `fetch` names."""
         kept = self._kept
         if kept and (known := kept[0].maps.get(random_access)) is not None:
             return known

@@ -83,7 +83,7 @@ WRONG = {
     "mask too long": (np.ones(21, bool), [21]),
     "empty": (np.array([], "i8"), []),
     "empty mask": (np.zeros(20, bool), []),
-    "no whole numbers": (np.array([1.0, 2.0]), ["float64"]),
+    "no whole numbers": (np.array([1.0, 2.0]), ["float64", "if they are seconds, give rate="]),
     "two axes": (np.array([[1, 2], [3, 4]]), []),
 }
 
@@ -94,6 +94,64 @@ def test_wrong_rows_are_named(h5, wrong, in_file):
     rows, said = WRONG[wrong]
     path = h5(labels=np.arange(20), chosen=rows)
     refused(AsyncDataError, ["rows", *said], path, {"y": "labels"}, rows="chosen" if in_file else rows)
+
+
+RATES = {
+    "a number": 100,
+    "numpy's": np.float32(100),
+    "a dataset": "fs",
+    "an attribute of a dataset": Field("eeg", attr="rate"),
+    "an attribute of the group": {"attr": "rate"},
+}
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_seconds_are_rows_at_a_rate(h5, rate):
+    events = np.array([(0.1, 7), (0.304, 8), (0.206, 9)], [("onset", "f8"), ("label", "i4")])
+    path = h5(eeg=numbered((80, 2)), events=events, onset=events["onset"][None], fs=[[100.0]], y=np.arange(80))
+    with h5py.File(path, "a") as file:
+        file["eeg"].attrs["rate"] = file.attrs["rate"] = np.array([100.0], "f4")
+    fields = {"x": Field("eeg", window=(-2, 3)), "y": "y", "label": Field("events.label", per="anchor")}
+    source = HDF5Source(path, fields, rows="events.onset", rate=RATES[rate])
+    got = read(source, range(3))
+    assert (got["y"].tolist(), got["label"].tolist()) == ([10, 30, 21], [7, 8, 9])
+    assert got["x"][1].tolist() == numbered((80, 2))[28:33].tolist()
+    for rows in ("onset", [0.1, 0.304, 0.206], {"x.h5": [0.1, 0.304, 0.206]}):
+        assert HDF5Source(path, {"y": "y"}, rows=rows, rate=RATES[rate]).column("y").tolist() == [10, 30, 21]
+
+
+def test_each_part_has_its_own_rate_and_times_of_nwb_count_from_its_starting_time(tmp_path):
+    with h5py.File(tmp_path / "x.nwb", "w") as file:
+        for name, rate, start in (("a", 10.0, 0.0), ("b", 20.0, 1.5)):
+            file[f"{name}/data"], file[f"{name}/starting_time"] = np.arange(60), start
+            file[f"{name}/starting_time"].attrs["rate"], file[f"{name}/onset"] = rate, [2.0, 2.5]
+    options = {"group": "?", "rate": Field("starting_time", attr="rate")}
+    fields = {"x": "data"}
+    for rows in ("onset", {"a": [2.0, 2.5], "b": [2.0, 2.5]}, [[2.0, 2.5], np.array([2, 2.5], "f4")]):
+        source = HDF5Source(tmp_path / "x.nwb", fields, rows=rows, **options)
+        assert source.column("x").tolist() == [20, 25, 10, 20]
+    said = ["seconds count from the beginning of each part", "rows={'a': […], …}"]
+    refused(ConfigError, said, str(tmp_path / "x.nwb"), fields, rows=[2.0], **options)
+
+
+@pytest.mark.parametrize(
+    ("rows", "rate", "said"),
+    [
+        ([0.1, np.nan], 10, "rows: it holds nan at 1, which is no time"),
+        ([1e300], 10, "rows: it holds 1e+300 at 0"),
+        ([2.0], 10, "rows: 20 is not one of the 20 rows"),
+        ("yes", 10, "rows: 25 is not one of the 20 rows"),
+        ([0.1], 0, "rate: 0, of "),
+        ([0.1], True, "rate: True, of "),
+        ([0.1], float("nan"), "rate: nan, of "),
+        ([0.1], "y", "rate: 'y', of "),
+        ([0.1], {"name": "y", "rat": 1}, "rate.rat: no such option"),
+        (None, 10, "rate: goes with rows="),
+    ],
+    ids=str,
+)
+def test_times_and_rates_that_are_none_are_named(h5, rows, rate, said):
+    refused(ConfigError, [said], h5(y=np.arange(20), yes=np.array([2.5])), {"y": "y"}, rows=rows, rate=rate)
 
 
 def test_rows_that_are_changed_afterwards_change_nothing(h5):

@@ -1,15 +1,20 @@
 """Numbers that stand for names: whatever numbers a file gives the names, each sample keeps its own."""
 
+import dataclasses
+import json
+
 import h5py
 import numpy as np
 import pytest
 from support.files.hdf5 import numbered
 from support.files.stored_fields import AT, HOLES, ROWS, STORAGE, in_every_way, numbers, set_attributes, stored
 from support.sources.comparison import assert_same_samples
-from support.sources.oracle import check, read_from, refused_sooner_or_later, refused_when_read
+from support.sources.oracle import check, read_from, refused, refused_sooner_or_later, refused_when_read
 
 from lit_async_data import ConfigError, CorruptError, Field, FormatError, HDF5Source, SourceError, SubsetSource, split
 from lit_async_data.testing import check_contract
+from lit_async_data.tools.inspect import report_on
+from lit_async_data.tools.terminal import as_json
 
 TEXT = h5py.string_dtype()
 
@@ -255,6 +260,26 @@ def test_a_mask_beside_the_values_says_which_are_missing(tmp_path, kind, values,
         HDF5Source(path, {"y": "y"})
 
 
+@pytest.mark.parametrize("plain", ["1", "2"])
+def test_a_column_may_have_a_mask_in_one_file_and_none_in_another(tmp_path, plain):
+    """AnnData writes a mask only for columns of nullable types."""
+    for number in "12":
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["y" if number == plain else "y/values"] = np.arange(3) + 10
+            file["x"] = np.arange(3)
+            if number != plain:
+                file["y/mask"], file["y"].attrs["encoding-type"] = [False, True, False], "nullable-integer"
+    paths, given = str(tmp_path / "*.h5"), {"x": "x"}
+    masked, whole = [10, -100, 12], [10, 11, 12]
+    ignored = HDF5Source(paths, given | {"y": Field("y", null="ignore")})
+    assert ignored.column("y").tolist() == (whole + masked if plain == "1" else masked + whole)
+    kept = HDF5Source(paths, given | {"y": Field("y", null="drop")})
+    assert kept.column("x").tolist() == ([0, 1, 2, 0, 2] if plain == "1" else [0, 2, 0, 1, 2])
+    check_contract(kept)
+    with pytest.raises(FormatError, match=r"/y/values, row 1: \w+ is a missing value; set null="):
+        HDF5Source(paths, given | {"y": "y"})
+
+
 def test_masked_text_is_missing_text(tmp_path):
     path = str(tmp_path / "x.h5")
     with h5py.File(path, "w") as file:
@@ -436,6 +461,36 @@ def test_whole_numbers_are_classes_if_the_user_says_so(h5):
     with pytest.raises(FormatError, match=r"1\.h5:/y, row 0: '7' is not one of 10, 20, 30; fields.y.classes names"):
         HDF5Source(paths, {"y": Field("y", kind="class", classes=[10, 20, 30])})
     assert [int(HDF5Source(paths, {"y": "y"})[n]["y"]) for n in range(3)] == [30, 10, 20]
+
+
+LATIN = "été".encode("latin-1")
+
+
+@pytest.mark.parametrize("kind", ["fixed", "vlen", "member", "attribute", "categories"])
+def test_text_that_is_not_utf_8_is_named_with_its_row_and_never_delivered(tmp_path, kind):
+    path, field = str(tmp_path / "x.h5"), {"attribute": Field("x", attr="y"), "member": "y.t"}.get(kind, "y")
+    with h5py.File(path, "w") as file:
+        file["x"] = np.arange(3)
+        texts = np.array([b"ok", LATIN, b"ok"])
+        if kind == "fixed":
+            file.create_dataset("y", data=texts, dtype=h5py.string_dtype("ascii", 5))
+        elif kind == "vlen":
+            file.create_dataset("y", data=list(texts), dtype=h5py.string_dtype("ascii"))
+        elif kind == "member":
+            file["y"] = np.array([(each,) for each in texts], [("t", "S5")])
+        elif kind == "attribute":
+            file["x"].attrs["y"] = np.bytes_(LATIN)
+        else:
+            file["y/codes"], file["y/categories"] = np.array([0, 1, 0], "i1"), texts
+            file["y"].attrs["encoding-type"] = "categorical"
+    said = "is not UTF-8; write it so, if it is Latin-1 by h5py: texts = "
+    for given in (field, dataclasses.replace(Field.of(field), kind="text")):
+        error = refused(FormatError, [repr(LATIN), said], path, {"x": "x", "y": given})
+        assert error.row == (0 if kind == "attribute" else 1)
+    if kind in ("fixed", "vlen", "member"):
+        with pytest.raises(FormatError, match=r"row 1: .* is not UTF-8"):
+            HDF5Source(path, ["x"]).column(str(field))
+    assert json.loads(as_json(report_on([path]).as_dict(), str).encode())["files"] == [path]
 
 
 def test_many_texts_are_ids(h5):

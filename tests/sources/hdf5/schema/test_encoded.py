@@ -10,11 +10,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.files.encoded_images import IMAGES, PIXELS
 from support.files.stored_fields import AT, ROWS, numbers
 from support.sources.comparison import assert_same_samples
-from support.sources.oracle import Model, check, refused, refused_sooner_or_later
+from support.sources.oracle import Model, check, read, read_from, refused, refused_sooner_or_later
 
-from lit_async_data import CorruptError, Field, FormatError, HDF5Source, SourceError
+from lit_async_data import AsyncLoader, ConfigError, CorruptError, Field, FormatError, HDF5Source, SourceError
+from lit_async_data.testing import check_contract
 
 
 @pytest.mark.parametrize(
@@ -50,10 +52,123 @@ def test_offsets_cut_all_values_in_their_order_or_are_refused(path, offsets, row
         assert sorted(filter(None, source[number]["x"].tolist())) == [*range(begin + 1, end + 1)]
 
 
-@pytest.mark.parametrize("offsets", [[[0, 3]], [0.0, 3.0]], ids=str)
-def test_offsets_are_integers_on_one_axis(h5, offsets):
+@pytest.mark.parametrize("offsets", [[[0, 1], [2, 3]], [0.5, 3.0], [0.0, np.nan], [0.0, np.inf], 3], ids=str)
+def test_offsets_are_whole_numbers_on_one_axis(h5, offsets):
     path = h5(**{"x/values": np.arange(3), "x/offsets": offsets})
     refused(FormatError, [f"{path}:/x/offsets: has not one axis of integers"], path, {"x": "x"})
+
+
+BOUNDS = {"offsets": [0, 3, 3, 8], "starts": [0, 3, 3], "ends": [3, 3, 8], "lengths": [3, 0, 5]}
+STORED = {"plain": {}, "chunked": {"chunks": (3,), "compression": "gzip"}}
+
+
+@pytest.mark.parametrize("rule", BOUNDS)
+@pytest.mark.parametrize("options", STORED)
+def test_another_dataset_says_where_samples_begin_end_or_how_long_they_are(h5, rule, options):
+    numbers, table = np.arange(1, 9), np.zeros(8, [("t", "f4"), ("id", "i2")])
+    table["id"] = numbers
+    bounds = {"cut/plain": BOUNDS[rule], "cut/matlab": np.array(BOUNDS[rule], "f8")[None]}
+    path = h5(x={"data": numbers, **STORED[options]}, hits={"data": table, **STORED[options]}, y=np.arange(3), **bounds)
+    fields = {
+        "x": Field("x", **{rule: "cut/plain"}),
+        "id": Field("hits.id", **{rule: "cut/matlab"}, dtype="float32", pad_side="left", fill=-1),
+        "y": "y",
+    }
+    source = HDF5Source(path, fields)
+    check_contract(source)
+    got = read(source, [2, 0, 1])
+    assert got["x"].tolist() == [[4, 5, 6, 7, 8], [1, 2, 3, 0, 0], [0] * 5]
+    assert got["id"].tolist() == [[4, 5, 6, 7, 8], [-1, -1, 1, 2, 3], [-1] * 5]
+    assert got["x_length"].tolist() == got["id_length"].tolist() == [5, 3, 0]
+    joined = {"batch_size": 3, "shuffle": "none"}
+    with AsyncLoader(HDF5Source(path, {"x": Field("x", ragged="concat", **{rule: "cut/plain"})}), joined) as loader:
+        batch = next(loader)
+    assert (batch["x"].tolist(), batch["x_offsets"].tolist()) == (numbers.tolist(), [0, 3, 3, 8])
+
+
+@pytest.mark.parametrize(
+    ("rule", "bounds", "row", "said"),
+    [
+        ("offsets", [0, 3, 7], 1, "offsets must begin with 0, never fall and end with 8"),  # or they are starts
+        ("starts", [1, 3, 7], 0, "1 to 3 of 8 elements; starts must begin with 0"),  # counted from 1
+        ("starts", [0, 3, 9], 1, "3 to 9 of 8 elements"),
+        ("ends", [3, 2, 8], 1, "3 to 2 of 8 elements; ends must never fall"),
+        ("ends", [3, 9], 1, "3 to 9 of 8 elements"),
+        ("lengths", [3, -1, 2], 1, "3 to 2 of 8 elements; lengths must not be negative"),
+        ("lengths", [3, 6], 1, "nor more than 8 together"),
+        ("lengths", np.array([2**63, 2**63], "u8"), 0, "lengths must not be negative"),
+    ],
+)
+def test_wrong_boundaries_are_named_with_their_row_when_the_source_is_built(h5, rule, bounds, row, said):
+    path = h5(x=np.arange(8), cut=bounds)
+    error = refused(CorruptError, [f"{path}:/cut, row {row}: ", said], path, {"x": Field("x", **{rule: "cut"})})
+    assert (error.dataset, error.row) == ("cut", row)
+
+
+def test_values_behind_the_last_end_are_in_no_sample_and_parts_without_samples_are_left_out(h5):
+    paths = [h5(f"{n}.h5", x=np.arange(8), n=np.array(lengths, "i4")) for n, lengths in enumerate([[2, 3], [], [1]])]
+    source = HDF5Source(paths, {"x": Field("x", lengths="n")})
+    assert read(source, [0, 1, 2])["x"].tolist() == [[0, 1, 0], [2, 3, 4], [0, 0, 0]]
+
+
+def test_errors_of_values_name_the_sample_that_has_them(h5):
+    path = h5(x={"data": np.arange(8.0), "chunks": (2,), "fletcher32": True}, cut=[3, 3, 8])
+    with h5py.File(path) as file:
+        place = file["x"].id.get_chunk_info(2).byte_offset
+    with open(path, "r+b") as file:
+        file.seek(place)
+        file.write(b"\xff")
+    source = HDF5Source(path, {"x": Field("x", ends="cut"), "n": "cut"})
+    assert source[0]["x"].tolist() == [0, 1, 2, 0, 0]
+    with pytest.raises(CorruptError) as raised:
+        source.read_into(np.array([1, 2]), source.spec.empty(2))
+    assert raised.value.sample_id == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"ends": "cut", "lengths": "cut"}, "lengths: one of offsets, starts, ends, lengths is enough"),
+        ({"offsets": [-3, 0]}, "offsets: [-3, 0] is not the name of a dataset; windows of rows are window="),
+        ({"ends": "cut", "window": (0, 2)}, "fields.x.window: does not apply to "),
+        ({"attr": "a", "ends": "cut"}, "ends: does not apply to an attribute"),
+    ],
+)
+def test_options_that_do_not_go_with_boundaries_are_named(h5, options, said):
+    path = h5(x=np.arange(8), cut=[3, 8])
+    refused(ConfigError, [said], path, {"x": {"name": "x", **options}})
+
+
+def test_images_lie_end_to_end_beside_their_boundaries(h5):
+    path = h5(jpg=np.frombuffer(b"".join(IMAGES[:3]), np.uint8), size=list(map(len, IMAGES[:3])))
+    source = HDF5Source(path, {"x": Field("jpg", decode="image", lengths="size")})
+    assert (read(source, [2, 0, 1])["x"] == PIXELS[[2, 0, 1]]).all()
+
+
+def add_nwb(path):
+    """Units as NWB has them: spikes of three units, and the tags of each."""
+    with h5py.File(path, "w") as file:
+        for name, values, ends in (("spike_times", np.arange(5.0), [2, 2, 5]), ("electrodes", np.arange(4), [1, 3, 4])):
+            file[f"units/{name}"], file[f"units/{name}_index"] = values, np.array(ends, "u1")
+            file[f"units/{name}"].attrs["neurodata_type"] = "VectorData"
+            file[f"units/{name}_index"].attrs["neurodata_type"] = "VectorIndex"
+            file[f"units/{name}_index"].attrs["target"] = file[f"units/{name}"].ref
+        file["units/quality"] = np.arange(3)
+        file["units/quality"].attrs["neurodata_type"] = "VectorData"
+        file["units/electrodes_index_index"] = np.array([2, 3], "u1")
+        file["units/electrodes_index_index"].attrs["neurodata_type"] = "VectorIndex"
+        file["units/electrodes_index_index"].attrs["target"] = file["units/electrodes_index"].ref
+
+
+@pytest.mark.parametrize("name", ["spike_times", "spike_times_index"])
+def test_a_column_of_nwb_is_divided_by_its_index(path, name):
+    add_nwb(path)
+    source = HDF5Source(path, {"x": name, "e": "electrodes", "y": "quality"}, group="units")
+    got = read(source, range(3))
+    assert got["x"].tolist() == [[0, 1, 0], [0, 0, 0], [2, 3, 4]]
+    assert (got["e_length"].tolist(), got["y"].tolist()) == ([1, 2, 1], [0, 1, 2])
+    said = [f"{path}:/units/electrodes_index_index: is an index of the index /units/electrodes_index", "name that"]
+    refused(FormatError, said, path, {"x": "units/electrodes_index_index"})
 
 
 def add_categorical(path, name, codes):
@@ -118,10 +233,46 @@ def test_any_sparse_matrix_comes_out_dense(*, rows, columns, filled, chunk, gzip
         assert_same_samples(model.values["x"], matrix.astype(matrix.dtype.newbyteorder("=")))
 
 
-def test_columns_instead_of_rows_are_refused_with_a_way_out(h5):
+def add_bare_csr(path, matrix, shape, *, attribute=False, **datasets):
+    """A matrix by rows without a word on what it is, as other writers than AnnData have it."""
+    add_csr(path, matrix)
+    with h5py.File(path, "a") as file:
+        for name in list(file["X"].attrs):
+            del file["X"].attrs[name]
+        (file["X"].attrs if attribute else file["X"])["shape"] = np.array(shape, "i4")
+        for name, values in datasets.items():
+            file[f"X/{name}"] = values
+
+
+CELLS = numbers((3, 5), "f4") * (np.arange(5) % 2)
+
+
+@pytest.mark.parametrize("attribute", [True, False])
+def test_a_sparse_matrix_without_a_word_on_its_kind_is_rows_if_its_shape_says_so(path, attribute):
+    add_bare_csr(path, CELLS, CELLS.shape, attribute=attribute)
+    assert read_from(path, {"x": "X"})["x"].tolist() == CELLS.tolist()
+
+
+@pytest.mark.parametrize("genes", [5, 3])
+def test_the_barcodes_of_10x_are_samples(path, genes):
+    matrix = CELLS[:, :genes]
+    add_bare_csr(path, matrix, matrix.shape[::-1], barcodes=np.array([b"AA-1", b"AC-1", b"AG-1"]))
+    source = HDF5Source(path, {"x": "X", "cell": Field("X/barcodes", kind="text")})
+    check_contract(source)
+    assert read(source, [2, 0, 1])["x"].tolist() == matrix[[2, 0, 1]].tolist()
+    assert source.spec.names("cell", source.column("cell")).tolist() == ["AA-1", "AC-1", "AG-1"]
+
+
+def test_columns_instead_of_rows_are_refused_with_a_way_out(h5, tmp_path):
     path = h5(y=np.arange(ROWS))
     add_csr(path, np.eye(ROWS), kind="csc_matrix")
     refused(FormatError, [path, "X", "csc", "csr"], path, {"x": "X"})
+    for name, matrix in (("columns", CELLS), ("square", CELLS[:, :3])):
+        other = str(tmp_path / f"{name}.h5")
+        add_bare_csr(other, matrix, matrix.shape[::-1])
+        refused(FormatError, ["X: is stored by columns (csc) or does not say", "encoding-type"], other, {"x": "X"})
+    add_bare_csr(str(tmp_path / "y.h5"), CELLS, (3,))
+    refused(FormatError, ["X: is a sparse matrix of shape (3,)"], str(tmp_path / "y.h5"), {"x": "X"})
 
 
 @pytest.mark.parametrize(

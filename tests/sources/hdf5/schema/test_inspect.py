@@ -10,7 +10,7 @@ import pytest
 from h5py import h5t
 from support.files.damage import ODD, VALUES, check_refused, patch, read_all
 from support.files.hdf5 import create, numbered
-from support.sources.oracle import check, refused
+from support.sources.oracle import check, read, refused
 
 from lit_async_data import AsyncDataError, CorruptError, Field, FormatError, HDF5Source, MissingError
 
@@ -240,6 +240,53 @@ def test_a_short_chunk_of_a_dataset_that_is_read_whole_is_damage(tmp_path, short
             HDF5Source(path, ["data"], rows="kept")
     else:
         assert len(HDF5Source(path, ["data"], rows="kept")) == 10
+
+
+def matlab_empty(file, name, *size):
+    file[name] = np.array(size, "u8")
+    file[name].attrs["MATLAB_empty"] = np.uint8(1)
+
+
+@pytest.mark.parametrize("size", [(0, 0), (0, 7), (5, 0)])
+def test_an_empty_array_of_matlab_has_no_values_but_its_size(tmp_path, size):
+    """MATLAB writes the size of an array in place of the values that it lacks."""
+    for number in (1, 2):
+        with h5py.File(tmp_path / f"{number}.mat", "w") as file:
+            file["n"], file["cut"] = np.arange(3.0), np.array([[3.0]])
+            matlab_empty(file, "x", *size) if number == 1 else file.create_dataset("x", data=np.ones((7, 5)))
+    one, both = str(tmp_path / "1.mat"), str(tmp_path / "*.mat")
+    fields, layout = {"x": "x"}, {"x": "NC" if size != (0, 7) else "CN"}
+    refused(FormatError, [f"{one}:/x: has shape {size[::-1]}, so it holds no samples"], one, fields, layout=layout)
+    assert len(HDF5Source(both, fields, layout=layout)) == (7 if layout["x"] == "NC" else 5)
+    for options in ({"rows": "x"}, {"fields": {"y": Field("n", lookup="x")}}, {"fields": {"y": Field("n", ends="x")}}):
+        given = options.pop("fields", {"y": "n"})
+        refused(FormatError, [f"{one}:/x: "], one, given, **options)
+
+
+def test_a_cell_of_matlab_is_refused_with_lines_that_save_its_arrays(tmp_path):
+    path = str(tmp_path / "x.mat")
+    with h5py.File(path, "w") as file:
+        for number, length in enumerate((3, 2)):
+            file[f"#refs#/{number}"] = np.full((length, 2), number)  # 2 x 3 and 2 x 2 in MATLAB
+        file["c"] = np.array([[file["#refs#/0"].ref, file["#refs#/1"].ref]], h5py.ref_dtype)
+        file["c"].attrs["MATLAB_class"] = np.bytes_("cell")
+        file["X"], file["n"] = np.concatenate([file["#refs#/0"], file["#refs#/1"]]), np.array([[3.0], [2.0]])
+    refused(FormatError, [f"{path}:/c: holds a cell", "X = cat(2, c{:})", "Field('X', lengths='n')"], path, {"x": "c"})
+    source = HDF5Source(path, {"x": Field("X", lengths="n")})  # as that says
+    assert source[1]["x"].tolist() == [[1, 1], [1, 1], [0, 0]]
+
+
+@pytest.mark.parametrize(("kind", "to"), [(np.longdouble, "float64"), (np.clongdouble, "complex128")])
+@pytest.mark.parametrize("options", [{}, {"chunks": (2,), "compression": "gzip"}])
+def test_long_doubles_are_cast_if_the_user_says_to_what(h5, kind, to, options):
+    values = np.array([0.1, 2.5, -3, 1], kind)
+    path = h5(x={"data": values, **options}, large=np.array([1, np.finfo(np.longdouble).max], kind))
+    refused(FormatError, [f"{path}:/x: holds ", f"store it as another type, or give dtype='{to}'"], path, {"x": "x"})
+    source = HDF5Source(path, {"x": Field("x", dtype=to), "w": Field("x", dtype=to, window=(0, 2), pad="last")})
+    assert read(source, range(4))["x"].tolist() == values.astype(to).tolist()
+    assert read(source, [3])["w"].tolist() == [[1, 1]]
+    with pytest.raises(FormatError, match=f"large, row 1: .* is beyond the range of {to}"):
+        HDF5Source(path, {"x": Field("large", dtype=to)})[1]
 
 
 @pytest.mark.parametrize("group", ["train", "/train", "train/", "/train/"])
