@@ -14,7 +14,7 @@ from support.files.values import some
 from support.sources.comparison import assert_same_samples
 from support.sources.oracle import Model, read
 
-from lit_async_data import AsyncLoader, ChangedError, ConfigError, HDF5Source, LoaderOptions, MissingError, WorkerError
+from lit_async_data import AsyncLoader, ChangedError, ConfigError, HDF5Source, LoaderOptions, WorkerError
 
 ROWS = 23
 SHAPE = (ROWS, 5, 6, 3)
@@ -27,14 +27,6 @@ STORAGE = {
     "scale-offset": {"chunks": (3, 4, 4, 2), "scaleoffset": 0},
 }
 SHUFFLED = np.random.default_rng(1).permutation(ROWS)
-
-
-@pytest.mark.parametrize("shape", [(3, 6, 5), (3, 1, 2, 4)], ids=str)
-def test_delivering_moves_no_byte(h5, shape):
-    field = HDF5Source(h5(data=some(shape)), ["data"], layout="HNWC"[: len(shape)]).spec["data"]
-    stored = np.zeros((4, *field.stored_shape), field.dtype)
-    assert np.shares_memory(field.delivered(stored), stored)
-    assert field.delivered(stored).shape == (4, *field.shape)
 
 
 def test_a_string_is_the_layout_of_the_first_field_and_a_mapping_names_them(h5):
@@ -218,14 +210,6 @@ def test_a_file_replaced_while_open_is_never_read_instead(old, storage):
     source.close()
     with pytest.raises(ChangedError, match="replaced"):
         read(source, [0])
-
-
-def test_a_missing_file_is_named(images):
-    source = HDF5Source(images)
-    os.unlink(images)
-    with pytest.raises(MissingError, match=images) as raised:
-        read(source, [0])
-    assert str(raised.value).count(images) == 1
 
 
 def test_a_change_in_one_file_of_several_leaves_the_others_readable(scans):

@@ -183,11 +183,7 @@ def columns_of(dataset: h5py.Dataset) -> Columns | None:
 
 
 def checked_columns(dataset: h5py.Dataset) -> tuple[Columns, bool]:
-    """The chunk records of a dataset, and whether all are usual; in the order of the list if its corners are wrong.
-
-    Unusual are chunks of 4 GiB and more; addresses counted from the end of the user block, as before HDF5 1.14.4; and
-    mask bits beyond the filters, which libhdf5 ignores and some writers set.
-    """
+    """The chunk records of a dataset, and whether all are usual; in the order of the list if its corners are wrong."""
     chunk, grid, file = np.array(dataset.chunks), grid_of(dataset), dataset.file
     chunks, known = math.prod(grid), corners_known(dataset)
     if chunks >= MANY_CHUNKS:

@@ -473,12 +473,14 @@ def _advice(fields: Mapping[str, StoredField], *, chosen: bool) -> str:
         what = f"rows= chooses rows that all fields have; if {name} has one value for each chosen row, write"
         return f"{what} fields={{{key!r}: Field({name!r}, per='anchor')}}"
     question = next(filter(None, (_other_axis(key, field, fields) for key, field in fields.items())), "")
-    longest = max(field.stored.rows for field in fields.values())
+    many, longest = max(fields.items(), key=lambda item: item[1].stored.rows)
+    ends = f"If a sample is several rows of {longest.stored.name}, write {many!r}: Field(…, lengths=NAME), or ends=, "
+    ends += "starts= or offsets=, with a dataset of their numbers, or places. "
     return (
         f"{question}a sample takes the same row of each, or a window around it, and rows= chooses among these rows. "
-        f"If one row of {name} belongs to several of the {longest}, store its row number for each of them in a "
-        f"dataset, and write fields={{{key!r}: Field({name!r}, lookup=NAME)}} with the name of that dataset; {name} "
-        "is then kept in memory"
+        f"{ends}If one row of {name} belongs to several of the {longest.stored.rows}, store its row number for each of "
+        f"them in a dataset, and write fields={{{key!r}: Field({name!r}, lookup=NAME)}} with the name of that dataset; "
+        f"{name} is then kept in memory"
     )
 
 

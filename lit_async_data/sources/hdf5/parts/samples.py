@@ -382,10 +382,12 @@ def without(parts: Sequence[StoredPart], exclude: Exclude, name: str) -> list[St
 
 
 def check_null(parts: Sequence[StoredPart], fields: Mapping[str, Field]) -> None:
-    """Refuse ``null`` of a field that can lack a value in no part: in some, a column may have a mask."""
-    for key, field in fields.items():
-        if field.null != "error" and key != KEY and not any(part.fields[key].nullable for part in parts):
-            what = f"{parts[0].fields[key].stored} holds no text, and no names of its values; leave it out"
+    """Refuse ``null`` of a field that has text, names of numbers or a mask in no part; it may in some."""
+    for key in (key for key, field in fields.items() if field.null != "error" and key != KEY):
+        found = [each for part in parts for each in (part.fields[key], *part.fields[key].channels)]
+        named = any(each.text or each.spec.classes or each.spec.meanings for each in found)
+        if not named and not any(each.conversion and each.conversion.mask is not None for each in found):
+            what = f"{found[0].stored} holds no text, and no names of its values; leave it out"
             raise ConfigError(what, f"fields.{key}.null")
 
 

@@ -132,13 +132,6 @@ class StoredField:
         return self.stored.places(rows)[1]
 
     @property
-    def nullable(self) -> bool:
-        """Whether values are text, or have names, or a mask beside them, which say that a value is missing."""
-        masked = self.conversion is not None and self.conversion.mask is not None
-        own = bool(self.text or self.spec.classes or self.spec.meanings or masked)
-        return own or any(each.nullable for each in self.channels)
-
-    @property
     def texts(self) -> tuple[str, ...]:
         return self.spec.texts or self.spec.classes
 

@@ -206,7 +206,8 @@ class FieldReader(Reader):
         stored = out.shape[1:] if field.spec.ragged or field.sequences else field.stored.spec.stored_shape
         begin, end = field.span
         shape = (len(range(begin, end, field.step)), *stored) if field.windowed else stored
-        dtype = (field.sequences or field.stored).dtype.newbyteorder("=")
+        of = field.sequences or (field.stored.spec if isinstance(field.stored, StoredRanges) else field.stored)
+        dtype = of.dtype.newbyteorder("=")
         block = max(BLOCK_BYTES // max(math.prod(shape) * dtype.itemsize, 1), 1)
         values = np.empty((min(block, len(rows)), *shape), dtype)
         # In storage order where rows may share a chunk, which is then decoded once.

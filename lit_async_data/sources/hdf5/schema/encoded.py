@@ -54,10 +54,6 @@ class StoredRanges(Located):
         return len(self.offsets) - 1
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.spec.dtype
-
-    @property
     def lengths(self) -> Indices:
         return np.diff(self.offsets)
 
@@ -87,8 +83,8 @@ def sparse_shape(group: h5py.Group) -> tuple[int, ...]:
 
 
 def inspect_sparse(group: OpenGroup, name: str, kind: str) -> StoredRanges:
-    node, context = group.file[name], context_of(group.path, name)
-    shape, bounds = sparse_shape(node), f"{name.rstrip('/')}/{SPARSE[2]}"
+    node: Any = group.file[name]
+    context, shape, bounds = context_of(group.path, name), sparse_shape(node), f"{name.rstrip('/')}/{SPARSE[2]}"
     if len(shape) != 2 or min(shape) < 1:
         error = NoSamplesError if shape[:1] == (0,) else FormatError
         raise error(f"is a sparse matrix of shape {shape}, which holds no samples; leave it out", **context)
@@ -132,10 +128,10 @@ def delimited(group: OpenGroup, field: Field) -> Delimited | None:
         return Delimited(name, values, bounds, "offsets") if encoding(node) == "variable" else None
     if not isinstance(node, h5py.Dataset) or not len(node.attrs) or "neurodata_type" not in node.attrs:
         return None
-    index = node if _is_index(node) else group.node(f"{name}_index")
+    index: Any = node if _is_index(node) else group.node(f"{name}_index")
     if not _is_index(index):
         return None
-    target = index.file[index.attrs["target"]]
+    target: Any = index.file[index.attrs["target"]]
     if _is_index(target):
         what = f"is an index of the index {target.name}, whose samples have samples; name that"
         raise FormatError(what, **context_of(group.path, name))

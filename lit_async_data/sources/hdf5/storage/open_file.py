@@ -121,9 +121,8 @@ def refuse_external_link(file: h5py.File, name: str) -> None:
 def external_files(dataset: h5py.Dataset, file: h5py.File, name: str, *, allowed: bool) -> ExternalFiles:
     """The other files that hold values of a dataset, with their identities.
 
-    libhdf5 silently reads fill values where such a file is missing, and zeros or other bytes where it is too short. So
-    they are refused unless the user allows them, must hold all values when the source is built, and are checked by
-    every read.
+    They must be allowed, hold all values when the source is built, and are checked by every read: where one is missing
+    or too short, libhdf5 silently reads other values.
     """
     context = context_of(file.filename, name)
     if not allowed:

@@ -74,15 +74,6 @@ def test_an_enumeration_names_its_classes_in_the_order_of_their_codes_from_0_on(
     assert classes_of(path, "labels") == classes
 
 
-def test_classes_may_be_named_by_the_user(h5):
-    path = h5(labels=np.arange(ROWS) % 3, table=np.arange(ROWS * 2).reshape(ROWS, 2) % 3)
-    fields = {"y": Field("labels", classes=["a", "b", "c"]), "z": Field("table", column=1, classes=("d", "e", "f"))}
-    check(path, fields)
-    assert classes_of(path, fields["y"]) == ("a", "b", "c")
-    assert classes_of(path, fields["z"]) == ("d", "e", "f")
-    assert classes_of(path, "labels") == ()
-
-
 @pytest.mark.parametrize("field", [Field("dta", column=1), Field("dta", lookup="who"), Field("data", lookup="dta")])
 def test_a_dataset_that_is_not_there_is_still_named(h5, field):
     path = h5(data=numbers((ROWS, 3)), who=np.zeros(ROWS, "i4"))
@@ -94,21 +85,6 @@ def test_padding_that_only_the_delivered_type_holds_is_not_left_to_the_device(pa
         file.create_dataset("x", (2,), h5py.vlen_dtype(np.uint8))[:] = [np.arange(3), np.arange(2)]
     assert HDF5Source(path, {"x": Field("x", dtype="int64")}).spec["x"].narrow == np.uint8
     assert HDF5Source(path, {"x": Field("x", dtype="int64", fill=-100)}).spec["x"].narrow is None
-
-
-@pytest.mark.parametrize(
-    ("spans", "stride", "rows"),
-    [
-        ([(0, 1)], 1, range(10)),
-        ([(-2, 3)], 1, range(2, 8)),
-        ([(-2, 1), (0, 4)], 2, [2, 4, 6]),
-        ([(5, 6)], 3, [0, 3]),
-        ([(0, 11)], 1, []),
-    ],
-)
-def test_windows_of_all_fields_lie_inside_the_part(spans, stride, rows):
-    starts = WindowStarts.within(10, spans, stride)
-    assert starts.rows(np.arange(starts.count)).tolist() == [*rows]
 
 
 @pytest.mark.parametrize(

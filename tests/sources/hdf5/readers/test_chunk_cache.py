@@ -39,11 +39,6 @@ def test_the_slab_decoded_first_is_evicted_first_however_often_it_was_used():
     assert [fetched(slabs, key)[1] for key in (2, 3, 1)] == [False, False, True]
 
 
-def test_without_room_nothing_is_cached():
-    slabs = recent(0)
-    assert [fetched(slabs, 1)[1] for _ in range(2)] == [True, True]
-
-
 def test_groups_whose_slabs_have_all_moved_on_leave_nothing():
     """As with shuffle=chunk when all chunks fit: each group finds the slabs of the last one, and evicts none."""
     slabs = recent(2 * SLAB.nbytes)
@@ -312,13 +307,6 @@ def test_a_cache_for_half_of_a_dataset_saves_half_of_the_decoding(file, decoding
     decodings.clear()
     epochs(source, 2, shuffle="none", workers=0, cache_bytes=600 * 50 * 2)
     assert len(decodings) == 60 + 30
-
-
-def test_filters_that_only_libhdf5_knows_are_shuffled_by_chunks_too(h5):
-    source = HDF5Source(h5(data={"data": VALUES, "chunks": (7, 50), "scaleoffset": 0}, labels=np.arange(600)))
-    assert source.chunks.reading == "locked"
-    for epoch in epochs(source, 2, shuffle_chunks=4):
-        assert sorted(epoch) == list(range(600))
 
 
 # With several batches in a slot, the slots take more memory, and get smaller where the budget is small.

@@ -102,18 +102,6 @@ def test_sequences_are_read_as_stored(path, dtype, stored):
         source.close()
 
 
-def test_casts_lengths_and_batches_by_length(path):
-    values = sequences(np.int32)
-    written(path, values, np.int32)
-    check_sequences(HDF5Source(path, {"x": Field("x", dtype="float32", max_length=1000)}), values)
-    source = HDF5Source(path, {"x": Field("x", dtype="int64"), "y": "y"})
-    with AsyncLoader(source, {"batch_size": 8, "batch_by": "x", "batch_elements": 900, "workers": 2}) as loader:
-        for batch in loader:
-            assert batch["x"].numel() <= 900
-            for row, x, length in zip(batch["y"].tolist(), batch["x"], batch["x_length"].tolist(), strict=True):
-                assert np.array_equal(x[:length].numpy(), values[row])
-
-
 @pytest.mark.parametrize("where", ["heap", "offsets"])
 def test_a_packed_file_holds_them_padded_with_their_lengths(path, where):
     values = sequences(np.int16)

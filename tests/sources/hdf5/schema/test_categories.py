@@ -1,6 +1,5 @@
 """Numbers that stand for names: whatever numbers a file gives the names, each sample keeps its own."""
 
-import dataclasses
 import json
 
 import h5py
@@ -9,7 +8,7 @@ import pytest
 from support.files.hdf5 import numbered
 from support.files.stored_fields import AT, HOLES, ROWS, STORAGE, in_every_way, numbers, set_attributes, stored
 from support.sources.comparison import assert_same_samples
-from support.sources.oracle import check, read_from, refused, refused_sooner_or_later, refused_when_read
+from support.sources.oracle import check, read_from, refused, refused_when_read
 
 from lit_async_data import ConfigError, CorruptError, Field, FormatError, HDF5Source, SourceError, SubsetSource, split
 from lit_async_data.testing import check_contract
@@ -468,28 +467,24 @@ LATIN = "été".encode("latin-1")
 
 @pytest.mark.parametrize("kind", ["fixed", "vlen", "member", "attribute", "categories"])
 def test_text_that_is_not_utf_8_is_named_with_its_row_and_never_delivered(tmp_path, kind):
-    path, field = str(tmp_path / "x.h5"), {"attribute": Field("x", attr="y"), "member": "y.t"}.get(kind, "y")
+    path, name = str(tmp_path / "x.h5"), {"attribute": "x", "member": "y.t"}.get(kind, "y")
+    texts, row = np.array([b"ok", LATIN, b"ok"]), 1 - (kind == "attribute")
     with h5py.File(path, "w") as file:
         file["x"] = np.arange(3)
-        texts = np.array([b"ok", LATIN, b"ok"])
-        if kind == "fixed":
-            file.create_dataset("y", data=texts, dtype=h5py.string_dtype("ascii", 5))
-        elif kind == "vlen":
-            file.create_dataset("y", data=list(texts), dtype=h5py.string_dtype("ascii"))
+        if kind in ("fixed", "vlen"):
+            file.create_dataset("y", data=list(texts), dtype=h5py.string_dtype("ascii", 5 if kind == "fixed" else None))
         elif kind == "member":
             file["y"] = np.array([(each,) for each in texts], [("t", "S5")])
         elif kind == "attribute":
             file["x"].attrs["y"] = np.bytes_(LATIN)
         else:
-            file["y/codes"], file["y/categories"] = np.array([0, 1, 0], "i1"), texts
-            file["y"].attrs["encoding-type"] = "categorical"
-    said = "is not UTF-8; write it so, if it is Latin-1 by h5py: texts = "
-    for given in (field, dataclasses.replace(Field.of(field), kind="text")):
-        error = refused(FormatError, [repr(LATIN), said], path, {"x": "x", "y": given})
-        assert error.row == (0 if kind == "attribute" else 1)
+            anndata(file, np.array([0, 1, 0], "i1"), texts)
+    for options in ({}, {"kind": "text"}):
+        field, said = Field(name, attr=None if row else "y", **options), f"row {row}: {LATIN!r} is not UTF-8; write"
+        assert refused(FormatError, [said, "t.decode('latin-1')"], path, {"x": "x", "y": field}).row == row
     if kind in ("fixed", "vlen", "member"):
         with pytest.raises(FormatError, match=r"row 1: .* is not UTF-8"):
-            HDF5Source(path, ["x"]).column(str(field))
+            HDF5Source(path, ["x"]).column(name)
     assert json.loads(as_json(report_on([path]).as_dict(), str).encode())["files"] == [path]
 
 
@@ -579,15 +574,6 @@ def test_the_ends_of_a_type_are_in_range(h5, of, to, ends):
     assert got.tolist() == [int(end) for end in ends]
 
 
-@pytest.mark.parametrize("bad", [-1, 4])
-def test_an_index_that_is_not_in_the_table_is_refused(h5, bad):
-    index = np.array([0, 3, 1, 2] * 5)
-    index[AT] = bad
-    path = h5(age=numbers((4,)), patient_index=index)
-    fields = {"age": Field("age", lookup="patient_index")}
-    refused_sooner_or_later(SourceError, ["patient_index", AT, bad], path, fields)
-
-
 DELIVERED = {"i1": "f4", "u1": "f4", "i2": "f4", ">i2": "f4", "u2": "f4", "i4": "f8", ">u4": "f8", "i8": "f8"}
 DELIVERED |= {"f2": "f4", "f4": "f4", ">f4": "f4", "f8": "f8"}
 
@@ -602,27 +588,6 @@ def test_packed_values_are_unpacked(h5, of):
     for values in model.values.values():
         assert values.dtype == DELIVERED[of]
         assert (np.isnan(values) == (HOLES == 121)).all()
-
-
-@pytest.mark.parametrize(
-    "attributes",
-    [
-        {"scale_factor": 0.5},
-        {"add_offset": -3.0},
-        {"_FillValue": np.int16(121)},
-        {"missing_value": np.int16(121)},
-        {"missing_value": np.int16(121), "scale_factor": np.array([0.25], "f4")},
-        {"missing_value": np.int16(121), "_FillValue": np.int16(0), "add_offset": np.float32(4)},
-    ],
-    ids=str,
-)
-def test_each_attribute_counts_by_itself(h5, attributes):
-    path = h5(data=HOLES.astype("i2"), line=HOLES[:, 1].astype("i2"))
-    for name in ("data", "line"):
-        set_attributes(path, name, **attributes)
-    model = check(path, {"x": Field("data", mask_and_scale=True), "y": Field("line", mask_and_scale=True)})
-    marks = [attributes[name] for name in ("_FillValue", "missing_value") if name in attributes]
-    assert (np.isnan(model.values["x"]) == np.isin(HOLES, marks)).all()
 
 
 def test_a_fill_value_of_nan_stays_nan(h5):

@@ -59,29 +59,28 @@ def test_offsets_are_whole_numbers_on_one_axis(h5, offsets):
 
 
 BOUNDS = {"offsets": [0, 3, 3, 8], "starts": [0, 3, 3], "ends": [3, 3, 8], "lengths": [3, 0, 5]}
-STORED = {"plain": {}, "chunked": {"chunks": (3,), "compression": "gzip"}}
 
 
 @pytest.mark.parametrize("rule", BOUNDS)
-@pytest.mark.parametrize("options", STORED)
+@pytest.mark.parametrize("options", [{}, {"chunks": (3,), "compression": "gzip"}], ids=str)
 def test_another_dataset_says_where_samples_begin_end_or_how_long_they_are(h5, rule, options):
     numbers, table = np.arange(1, 9), np.zeros(8, [("t", "f4"), ("id", "i2")])
     table["id"] = numbers
     bounds = {"cut/plain": BOUNDS[rule], "cut/matlab": np.array(BOUNDS[rule], "f8")[None]}
-    path = h5(x={"data": numbers, **STORED[options]}, hits={"data": table, **STORED[options]}, y=np.arange(3), **bounds)
-    fields = {
-        "x": Field("x", **{rule: "cut/plain"}),
-        "id": Field("hits.id", **{rule: "cut/matlab"}, dtype="float32", pad_side="left", fill=-1),
-        "y": "y",
-    }
-    source = HDF5Source(path, fields)
+    wide = {"data": np.stack([numbers, -numbers], 1), **options, **({"chunks": (3, 2)} if options else {})}
+    path = h5(x={"data": numbers, **options}, hits={"data": table, **options}, y=np.arange(3), wide=wide, **bounds)
+    of_member = {rule: "cut/matlab", "dtype": "float32", "pad_side": "left", "fill": -1}
+    fields = {"x": Field("x", **{rule: "cut/plain"}), "id": {"name": "hits.id", **of_member}, "y": "y"}
+    source = HDF5Source(path, fields | {"w": Field("wide", **{rule: "cut/plain"}, max_length=6)})
     check_contract(source)
     got = read(source, [2, 0, 1])
     assert got["x"].tolist() == [[4, 5, 6, 7, 8], [1, 2, 3, 0, 0], [0] * 5]
     assert got["id"].tolist() == [[4, 5, 6, 7, 8], [-1, -1, 1, 2, 3], [-1] * 5]
+    assert got["w"][1].tolist() == [[1, -1], [2, -2], [3, -3], [0, 0], [0, 0], [0, 0]]
     assert got["x_length"].tolist() == got["id_length"].tolist() == [5, 3, 0]
-    joined = {"batch_size": 3, "shuffle": "none"}
-    with AsyncLoader(HDF5Source(path, {"x": Field("x", ragged="concat", **{rule: "cut/plain"})}), joined) as loader:
+    refused(FormatError, ["x has 8, y has 3", "write 'x': Field(…, lengths=NAME), or ends="], path, ["x", "y"])
+    joined = HDF5Source(path, {"x": Field("x", ragged="concat", **{rule: "cut/plain"})})
+    with AsyncLoader(joined, {"batch_size": 3, "shuffle": "none"}) as loader:
         batch = next(loader)
     assert (batch["x"].tolist(), batch["x_offsets"].tolist()) == (numbers.tolist(), [0, 3, 3, 8])
 
@@ -146,18 +145,15 @@ def test_images_lie_end_to_end_beside_their_boundaries(h5):
 
 
 def add_nwb(path):
-    """Units as NWB has them: spikes of three units, and the tags of each."""
+    """Three units, with their spikes and electrodes, as NWB has them."""
     with h5py.File(path, "w") as file:
-        for name, values, ends in (("spike_times", np.arange(5.0), [2, 2, 5]), ("electrodes", np.arange(4), [1, 3, 4])):
-            file[f"units/{name}"], file[f"units/{name}_index"] = values, np.array(ends, "u1")
+        for name, values in (("spike_times", np.arange(5.0)), ("electrodes", np.arange(4)), ("quality", np.arange(3))):
+            file[f"units/{name}"] = values
             file[f"units/{name}"].attrs["neurodata_type"] = "VectorData"
-            file[f"units/{name}_index"].attrs["neurodata_type"] = "VectorIndex"
-            file[f"units/{name}_index"].attrs["target"] = file[f"units/{name}"].ref
-        file["units/quality"] = np.arange(3)
-        file["units/quality"].attrs["neurodata_type"] = "VectorData"
-        file["units/electrodes_index_index"] = np.array([2, 3], "u1")
-        file["units/electrodes_index_index"].attrs["neurodata_type"] = "VectorIndex"
-        file["units/electrodes_index_index"].attrs["target"] = file["units/electrodes_index"].ref
+        ends = {"spike_times_index": [2, 2, 5], "electrodes_index": [1, 3, 4], "electrodes_index_index": [2, 3]}
+        for name, each in ends.items():
+            index, target = file.create_dataset(f"units/{name}", data=each, dtype="u1"), name.removesuffix("_index")
+            index.attrs.update({"neurodata_type": "VectorIndex", "target": file[f"units/{target}"].ref})
 
 
 @pytest.mark.parametrize("name", ["spike_times", "spike_times_index"])
@@ -295,46 +291,9 @@ def test_a_damaged_sparse_matrix_is_refused_and_the_row_named(h5, name, place, v
     assert error.row in (None, row)
 
 
-def add_ragged(path, samples, name="words", **options):
-    with h5py.File(path, "a") as file:
-        group = file.create_group(name)
-        values = np.concatenate(samples)
-        if options.get("chunks"):
-            options["chunks"] = (options["chunks"], *values.shape[1:])
-        group.create_dataset("values", data=values, **options)
-        group["offsets"] = np.cumsum([0, *map(len, samples)])
-
-
-LENGTHS = [3, 0, 7, 1, 1, 7, 0, 2, 5, 4]
-
-
-def ragged(dtype, rest=()):
-    random = np.random.default_rng(3)
-    return [random.integers(1, 100, (length, *rest)).astype(dtype) for length in LENGTHS]
-
-
-@pytest.mark.parametrize("options", [{}, {"chunks": 4}, {"chunks": 4, "compression": "gzip"}], ids=str)
-@pytest.mark.parametrize(
-    ("dtype", "rest", "max_length"), [("i2", (), None), (">f4", (3,), 7), ("i8", (3,), None), (">f4", (), 9)]
-)
-def test_samples_of_different_lengths_are_padded_with_zeros(h5, options, dtype, rest, max_length):
-    samples = ragged(dtype, rest)
-    path = h5(y=np.arange(len(samples)))
-    add_ragged(path, samples, **options)
-    model = check(path, {"x": Field("words", max_length=max_length), "y": "y"})
-    assert list(model.values) == ["x", "x_length", "y"]
-    assert model.values["x"].shape == (10, max_length or 7, *rest)
-    assert model.values["x_length"].tolist() == LENGTHS
-    for got, wanted in zip(model.values["x"], samples):
-        assert got[: len(wanted)].tolist() == wanted.tolist()
-        assert not got[len(wanted) :].any()
-
-
 def test_a_sample_longer_than_max_length_is_refused_at_once(h5):
-    samples = ragged("i4")
-    samples[8] = np.ones(9, "i4")
-    path = h5(y=np.arange(len(samples)))
-    add_ragged(path, samples)
+    lengths = [3, 0, 7, 1, 1, 7, 0, 2, 9, 4]
+    path = h5(**{"words/values": np.ones(34, "i4"), "words/offsets": np.cumsum([0, *lengths])})
     error = refused(FormatError, [path, "words", 8], path, {"x": Field("words", max_length=8)})
     assert error.row in (None, 8)
     assert Model(path, {"x": Field("words")}).values["x"].shape == (10, 9)
@@ -343,6 +302,7 @@ def test_a_sample_longer_than_max_length_is_refused_at_once(h5):
 def test_samples_without_a_single_value_are_not_taken_for_no_samples(h5):
     path = h5(y=np.arange(3))
     add_csr(path, np.zeros((3, 4), "f4"), name="sparse")
-    add_ragged(path, [np.zeros(0, "f4")] * 3, "ragged")
+    with h5py.File(path, "a") as file:
+        file["ragged/values"], file["ragged/offsets"] = np.zeros(0, "f4"), np.zeros(4, "i8")
     for name in ("sparse", "ragged"):
         refused(FormatError, [f"{path}:/{name}", "3 rows without a single value"], path, {"x": name})

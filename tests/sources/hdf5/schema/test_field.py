@@ -84,14 +84,6 @@ def test_the_levels_above_a_pattern_are_names(patients, above):
     assert [group for _, group, _ in model.parts] == [f"/{above.strip('/')}/patient_{n}" for n in (1, 2, 10)]
 
 
-def test_a_link_to_a_group_matches_by_its_own_name(patients):
-    path = patients(counts={1: 2})
-    with h5py.File(path, "r+") as file:
-        file["elsewhere/label"] = np.array([7, 8, 9])
-        file["patient_0"] = h5py.SoftLink("/elsewhere")
-    assert check(path, {"y": "label"}, group="patient_*").values["y"].tolist() == [7, 8, 9, 100, 101]
-
-
 def test_a_list_of_groups_and_patterns_is_taken_in_its_order(patients):
     path = patients()
     model = check(path, FIELDS, group=["patient_10", "patient_?"])

@@ -117,11 +117,3 @@ def test_what_does_not_fit_is_named(path, field, kind, text):
         file.create_dataset("unwritten", (2,), h5py.vlen_dtype(np.int32))
     with pytest.raises(kind, match=text):
         HDF5Source(path, {"x": field})
-
-
-def test_a_user_block_changes_nothing(path):
-    with h5py.File(path, "w", userblock_size=512) as file:
-        file.create_dataset("x", (2,), h5py.vlen_dtype(np.int32))[0] = np.arange(3)
-        file.create_dataset("chunks", (2,), h5py.vlen_dtype(np.int32), chunks=(1,))[1] = np.arange(4)
-    check(HDF5Source(path, {"x": "x"}), [range(3), []])
-    check(HDF5Source(path, {"x": "chunks"}), [[], range(4)])

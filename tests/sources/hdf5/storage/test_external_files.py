@@ -99,14 +99,6 @@ def test_a_missing_external_file_is_an_error_when_the_source_is_built(here, kind
         HDF5Source("x.h5", ["data"], allow_external=True)
 
 
-def test_a_missing_dataset_in_an_external_file_is_an_error(here):
-    virtual(here)
-    with h5py.File(here / "other.h5", "r+") as file:
-        del file["there"]
-    with pytest.raises(MissingError, match=r"takes values from .*other.h5:/there, which cannot be opened"):
-        HDF5Source("x.h5", ["data"], allow_external=True)
-
-
 def test_a_file_that_is_missing_two_links_further_is_an_error(here):
     with h5py.File(here / "c.h5", "w") as file:
         file["there"] = VALUES
