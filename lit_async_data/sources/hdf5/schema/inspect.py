@@ -399,8 +399,8 @@ def _check_values(dataset: h5py.Dataset, kind: Any, context: dict[str, Any], *, 
         "no values: it is a NetCDF dimension without a variable; give a variable": isinstance(bare, bytes)
         and bare.startswith(NO_VARIABLE),
         "a cell, whose arrays it refers to; save these end to end, and their lengths, in MATLAB: X = cat(2, c{:}); "
-        "n = cellfun(@(a) size(a, 2), c); then Field('X', lengths='n')": dataset.attrs.get("MATLAB_class")
-        in (b"cell", "cell"),
+        "n = cellfun(@(a) size(a, 2), c); then Field('X', lengths='n')": h5py.check_ref_dtype(dtype) is not None
+        and dataset.attrs.get("MATLAB_class") in (b"cell", "cell"),
         "references; store what they refer to": h5py.check_ref_dtype(dtype) is not None,
         "compound values; name one of their members: "
         + ", ".join(f"{context['dataset']}.{each}" for each in members(dtype)): dtype.names is not None,
