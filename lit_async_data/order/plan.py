@@ -54,6 +54,7 @@ class EpochPlan:
     # The samples that may share a batch, for a `LengthPlan`; None if all may.
     buckets: Buckets | None = dataclasses.field(default=None, compare=False)
     alike: bool = False  # whether all epochs have the order of epoch 0
+    repeats: bool = False  # whether a sample may come several times: random numbers then go by its position
     # The last blocks computed, each with its first index among this rank's positions. Two threads may compute the same
     # block at once; both get the same values, and the assignment is atomic.
     _cache: list[tuple[int, Indices]] = dataclasses.field(default_factory=list, repr=False, compare=False)
@@ -155,6 +156,10 @@ class EpochPlan:
         """The positions of this rank's samples of a step in the whole order, over all ranks."""
         first, end = self.bounds(step)
         return self.start + np.arange(first, end) * self.world_size + self.rank
+
+    def numbers(self, steps: range) -> Indices | None:
+        """The positions of the samples of some steps if samples may repeat, for random numbers; else None."""
+        return np.concatenate([self.positions(step) for step in steps]) if self.repeats else None
 
     def front(self, step: int) -> int:
         """The position in the order by chunks up to which it has been read before a step."""

@@ -213,7 +213,8 @@ class DatasetSource(Source):
     def _returned(self, numbers: list[int]) -> Iterator[Any]:
         if not numbers:
             return iter(())
-        keys = None if READING.key is None else READING.keys(SAMPLE_KEYS, np.array(numbers))
+        own = np.array(numbers) if READING.numbers is None else READING.numbers
+        keys = None if READING.key is None or len(own) != len(numbers) else READING.keys(SAMPLE_KEYS, own)
         if callable(getattr(self.dataset, "__getitems__", None)):
             if keys is not None:
                 seed_generators(keys[0])

@@ -277,16 +277,18 @@ class HookCalls:
             )
         return {key: value for key, value in made.items() if key != INDEX}
 
-    def of_samples(self, epoch: int, samples: Indices, values: Mapping[str, Array]) -> Iterator[Made]:
-        """It may write to ``values``, of shape (n, …)."""
+    def of_samples(
+        self, epoch: int, samples: Indices, values: Mapping[str, Array], numbers: Indices | None = None
+    ) -> Iterator[Made]:
+        """It may write to ``values``, of shape (n, …). Random numbers go by ``numbers``, or by the samples."""
         hook = self.sample
         assert hook is not None
         keys = seeds = None
         if hook.draws and self._seed is not None:
             epoch_key = derived_key(self._seed, epoch, SAMPLE_HOOK_KEYS)
-            keys = derived_keys(epoch_key, self.source.ids(samples)).tolist()
+            keys = derived_keys(epoch_key, self.source.ids(samples) if numbers is None else numbers).tolist()
         if READING.key is not None:
-            seeds = READING.keys(SAMPLE_HOOK_KEYS, self.source.ids(samples))
+            seeds = READING.keys(SAMPLE_HOOK_KEYS, self.source.ids(samples) if numbers is None else numbers)
         values = self._with_index(samples, values)
         for place in range(len(samples)):
             sample = {key: array[place, ...] for key, array in values.items()}
@@ -303,10 +305,10 @@ class HookCalls:
                 raise failure(hook.where, self.source, samples[place : place + 1], no_dict(made))
             yield self._without_index(hook.where, samples[place : place + 1], made, sample.get(INDEX))
 
-    def of_batch(self, epoch: int, samples: Indices, values: dict[str, Array]) -> Made:
+    def of_batch(self, epoch: int, samples: Indices, values: dict[str, Array], numbers: Indices | None = None) -> Made:
         hook = self.batch
         assert hook is not None
-        rng, first = None, int(self.source.ids(samples[:1])[0])
+        rng, first = None, int((self.source.ids(samples[:1]) if numbers is None else numbers)[0])
         if READING.key is not None:
             seed_generators(*READING.keys(BATCH_HOOK_KEYS, np.array([first])))
         if hook.draws and self._seed is not None:

@@ -260,7 +260,14 @@ class Transformation:
         return Transformation, (self._calls, self._outcome, self.capacity, self._buckets)
 
     def __call__(
-        self, epoch: int, samples: Indices, read: ReadInto, out: Mapping[str, Array], rows: Sequence[int] | None = None
+        self,
+        epoch: int,
+        samples: Indices,
+        read: ReadInto,
+        out: Mapping[str, Array],
+        *,
+        rows: Sequence[int] | None = None,
+        numbers: Indices | None = None,
     ) -> None:
         """Into these rows of ``out``, or the first ones."""
         if not hasattr(self._thread, "memory"):
@@ -275,20 +282,20 @@ class Transformation:
                 target = out
                 if self._between is not None:
                     target = self._between.views_of(memory[self._raw.nbytes :], samples)
-                put_samples(self._calls, epoch, samples, values, target, rows=rows)
+                put_samples(self._calls, epoch, samples, values, target, rows=rows, numbers=numbers)
                 values = dict(target)
             if self._calls.batch is not None:
-                put_batch(self._calls, samples, self._calls.of_batch(epoch, samples, values), out)
+                put_batch(self._calls, samples, self._calls.of_batch(epoch, samples, values, numbers), out)
             CLOCK.transformed(time.perf_counter() - locked)
 
-    def check(self, epoch: int, sample: Indices, read: ReadInto) -> None:
+    def check(self, epoch: int, sample: Indices, read: ReadInto, numbers: Indices | None) -> None:
         """It is transformed unless that takes a whole batch."""
         values = self._spec.empty(1)
         read(values)
         if self._calls.sample is not None:
             with self._lock:
                 values = delivered(self._spec, values)
-                put_samples(self._calls, epoch, sample, values, self._outcome.of_samples.empty(1))
+                put_samples(self._calls, epoch, sample, values, self._outcome.of_samples.empty(1), numbers=numbers)
 
 
 def delivered(spec: BatchSpec, arrays: Mapping[str, Array]) -> dict[str, Array]:
@@ -303,13 +310,14 @@ def put_samples(
     out: Mapping[str, Array],
     *,
     rows: Sequence[int] | None = None,
+    numbers: Indices | None = None,
 ) -> None:
     """Into these rows of ``out``, or the first ones."""
     assert calls.sample is not None
     targets = [(key, array, array.shape[1:], array.dtype) for key, array in out.items()]
     keys, plain = out.keys(), np.ndarray
     places = range(len(samples))
-    for place, row, made in zip(places, rows or places, calls.of_samples(epoch, samples, values), strict=True):
+    for place, row, made in zip(places, rows or places, calls.of_samples(epoch, samples, values, numbers), strict=True):
         if made.keys() != keys:
             raise failure(calls.sample.where, calls.source, samples[place : place + 1], other_keys(made, keys))
         try:

@@ -85,8 +85,9 @@ class AsyncLoader(BaseLoader):
         sample_transform: Called with each sample on the host: a dict of numpy arrays, with the axes that a batch has,
             and with a ``numpy.random.Generator`` if it has a second parameter, or one named ``rng``. Returns a dict, or
             None if it has changed the one that it got, which is its own until it returns. The generator begins anew
-            with each sample, by seed, epoch and sample; it is None where `LoaderOptions.augment` says so. One thread at
-            a time calls it. All results must have the keys, shapes and dtypes of the first sample's.
+            with each sample, by seed, epoch and sample (or place in the order, where samples repeat); it is None where
+            `LoaderOptions.augment` says so. One thread at a time calls it. All results must have the keys, shapes and
+            dtypes of the first sample's.
         batch_transform: Called with each batch on the host, after ``sample_transform`` and under the same rules; the
             first axis of each array stays the number of samples. Its generator goes by the first sample.
         device_transform: Called with each batch on its device, on the copying stream, and with a ``torch.Generator`` if

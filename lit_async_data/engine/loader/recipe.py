@@ -127,6 +127,7 @@ def schedule_of(
         world_size=world_size,
         drop_last=options.drop_last,
         alike=alike,
+        repeats=options.drawn or source.repeats,
     )
     drawn = options.augment and (layout.random or transform_draws)
     differs = shuffle != "none" or drawn or source.runs_user_code
@@ -208,5 +209,7 @@ def with_own_fields(spec: BatchSpec, options: LoaderOptions) -> BatchSpec:
 
 def batch_seed(source: Source, cursor: EpochCursor, seed: int, key: BatchIndex) -> int:
     """By its first sample, whatever its rank and step."""
-    first = cursor.schedule.plan(key.epoch).batch(key.step)[:1]
-    return derived_key(seed, key.epoch, BATCH_KEYS, int(source.ids(first)[0]))
+    plan = cursor.schedule.plan(key.epoch)
+    numbers = plan.numbers(range(key.step, key.step + 1))
+    first = source.ids(plan.batch(key.step)[:1]) if numbers is None else numbers
+    return derived_key(seed, key.epoch, BATCH_KEYS, int(first[0]))

@@ -219,8 +219,8 @@ class SlotPool:
             self.vacant.put(slot)
 
 
-# Reads samples of an epoch into arrays, from any thread.
-Read = Callable[[int, Indices, Mapping[str, npt.NDArray[Any]]], None]
+# Reads samples of an epoch into arrays, from any thread; last, by what their random numbers go if not by themselves.
+Read = Callable[[int, Indices, Mapping[str, npt.NDArray[Any]], Indices | None], None]
 
 NO_SAMPLES: Indices = np.empty(0, np.int64)
 
@@ -258,7 +258,8 @@ class ReadTask:
     def run(self, read: Read, layout: BatchLayout, memory: Bytes) -> FilledSlot:
         epoch, step = self.keys[0]
         try:
-            samples, edges = self.schedule.plan(epoch).stretch(step, len(self.keys))
+            plan = self.schedule.plan(epoch)
+            samples, edges = plan.stretch(step, len(self.keys))
         except self._caught as caught:
             # No name holds the results: see `Pipeline._fill`.
             return self._filled([self._failed(BatchResult(key, 0, 0), NO_SAMPLES, caught) for key in self.keys])
@@ -270,7 +271,8 @@ class ReadTask:
         self.reading = batches
         if len(batches) > 1 and not self._has_known(samples):
             try:
-                read(epoch, samples, layout.views_of(memory, samples, self.row))
+                numbers = plan.numbers(range(step, step + len(batches)))
+                read(epoch, samples, layout.views_of(memory, samples, self.row), numbers)
             except self._caught:  # raised below by its batch, while the others are read
                 log.debug("reading several batches together failed", exc_info=True)
             else:
@@ -288,12 +290,13 @@ class ReadTask:
     def _alone(
         self, read: Read, layout: BatchLayout, memory: Bytes, samples: Indices, batch: BatchResult
     ) -> BatchResult:
-        first = batch.first - self.row
+        first, (epoch, step) = batch.first - self.row, batch.key
         self.samples = samples = samples[first : first + batch.rows]
         self.reading = (batch,)
         if not self._has_known(samples):
             try:
-                read(batch.key.epoch, samples, layout.views_of(memory, samples, batch.first))
+                numbers = self.schedule.plan(epoch).numbers(range(step, step + 1))
+                read(epoch, samples, layout.views_of(memory, samples, batch.first), numbers)
             except self._caught as caught:
                 if self.around is None or not is_of_a_sample(caught):
                     return self._failed(batch, samples, caught)
@@ -308,9 +311,9 @@ class ReadTask:
         assert self.around is not None
         (epoch, step), samples = batch.key, NO_SAMPLES
         try:
-            around = self.around.choice(self.schedule.plan(epoch), step)
+            around, numbers = self.around.choice(self.schedule.plan(epoch), step)
             samples = np.array(around.samples, np.int64)
-            read(epoch, samples, layout.views_of(memory, samples, batch.first))
+            read(epoch, samples, layout.views_of(memory, samples, batch.first), numbers)
         except self._caught as caught:
             return self._failed(batch, samples, caught)
         return batch._replace(rows=len(samples), around=around)

@@ -93,9 +93,10 @@ class SampleReader:
         epoch: int,
         samples: Indices,
         out: Mapping[str, npt.NDArray[Any]],
+        numbers: Indices | None = None,
         rows: Indices | None = None,
     ) -> None:
-        """Into these rows of ``out``, or the first ones."""
+        """Into these rows of ``out``, or the first ones. Random numbers go by ``numbers``, or by the samples."""
         own: dict[str, Any] = {INDEX: self.source.ids(samples)} if self.return_indices else {}
         own |= {MASK: True} if self.masks else {}
         for key, values in own.items():
@@ -106,32 +107,39 @@ class SampleReader:
             into[key] = EndToEnd(out[key], into.pop(offsets_key(key)), width)
         with READING.of(epoch, self.global_seed, alike=self.alike):
             if self.transformation is not None:
-                self._transform(epoch, samples, into, range(len(samples)) if rows is None else rows.tolist())
+                self._transform(epoch, samples, into, range(len(samples)) if rows is None else rows.tolist(), numbers)
             elif self.concat:
                 for run in padded_runs([into[key] for key in self.concat], slice(None) if rows is None else rows):
-                    self._read_rows(epoch, samples[run], into, run if rows is None else rows[run])
+                    drawn = None if numbers is None else numbers[run]
+                    self._read_rows(epoch, samples[run], into, run if rows is None else rows[run], drawn)
             elif rows is not None:
-                self._read_rows(epoch, samples, into, rows)
+                self._read_rows(epoch, samples, into, rows, numbers)
             else:
-                self._read(epoch, samples, into)
+                self._read(epoch, samples, numbers, into)
 
-    def _read_rows(self, epoch: int, samples: Indices, into: Mapping[str, Any], rows: slice | Indices) -> None:
+    def _read_rows(
+        self, epoch: int, samples: Indices, into: Mapping[str, Any], rows: slice | Indices, numbers: Indices | None
+    ) -> None:
         """By other memory where rows are scattered, or the samples are padded first."""
         apart = into.keys() if isinstance(rows, np.ndarray) else self.concat
         values = {key: array[rows] for key, array in into.items() if key not in apart}
         for key in apart:
             array, shape = into[key], (len(samples), *into[key].shape[1:])
             values[key] = array.padded(rows) if key in self.concat else np.empty(shape, array.dtype)
-        self._read(epoch, samples, values)
+        self._read(epoch, samples, numbers, values)
         for key in apart:
             into[key][rows] = values[key]
 
-    def _transform(self, epoch: int, samples: Indices, into: Mapping[str, Any], rows: Sequence[int]) -> None:
+    def _transform(
+        self, epoch: int, samples: Indices, into: Mapping[str, Any], rows: Sequence[int], numbers: Indices | None
+    ) -> None:
         hooks = self.transformation
         assert hooks is not None
         for first in range(0, len(samples), hooks.capacity):
             run = slice(first, first + hooks.capacity)
-            hooks(epoch, samples[run], functools.partial(self._read, epoch, samples[run]), into, rows[run])
+            own = None if numbers is None else numbers[run]
+            read = functools.partial(self._read, epoch, samples[run], own)
+            hooks(epoch, samples[run], read, into, rows=rows[run], numbers=own)
         for key in self.concat:
             for place, row in enumerate(rows if length_key(key) in into else ()):
                 length, made = into[key].lengths[row], into[length_key(key)][row]
@@ -139,22 +147,25 @@ class SampleReader:
                     what = f"changed {length_key(key)} of {{}} from {length} to {made}; {FIXED}"
                     raise failure("transform", self.source, samples[place : place + 1], what)
 
-    def check(self, epoch: int, sample: Indices) -> None:
+    def check(self, epoch: int, sample: Indices, numbers: Indices | None) -> None:
         """With ``sample_transform``."""
         with READING.of(epoch, self.global_seed, alike=self.alike):
             if self.transformation is None:
-                self._read(epoch, sample, self.source.spec.empty(1))
+                self._read(epoch, sample, numbers, self.source.spec.empty(1))
             else:
-                self.transformation.check(epoch, sample, functools.partial(self._read, epoch, sample))
+                read = functools.partial(self._read, epoch, sample, numbers)
+                self.transformation.check(epoch, sample, read, numbers)
 
-    def _read(self, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-        if READING.key is not None:
-            seed_generators(*READING.keys(SOURCE_KEYS, self.source.ids(samples[:1])))
-        if self.seed is None:
+    def _read(self, epoch: int, samples: Indices, numbers: Indices | None, out: Mapping[str, npt.NDArray[Any]]) -> None:
+        if numbers is None and (READING.key is not None or self.seed is not None):
+            numbers = self.source.ids(samples)
+        if READING.key is not None and numbers is not None:
+            READING.numbers = numbers
+            seed_generators(*READING.keys(SOURCE_KEYS, numbers[:1]))
+        if self.seed is None or numbers is None:
             self.source.read_into(samples, out)
         else:
-            ids = self.source.ids(samples)
-            self.source.read_random(samples, out, derived_keys(derived_key(self.seed, epoch, SAMPLE_KEYS), ids))
+            self.source.read_random(samples, out, derived_keys(derived_key(self.seed, epoch, SAMPLE_KEYS), numbers))
 
 
 # Substitutes that are tried for one sample. If none of them can be read, the source itself has a problem.
@@ -214,20 +225,26 @@ class AroundBadSamples:
             self._bad.setdefault(sample, SourceError("reader processes ended while they read it", sample_id=sample))
         return bool(self._bad) and not self._bad.keys().isdisjoint(samples.tolist())
 
-    def choice(self, plan: EpochPlan, step: int) -> ReadAround:
-        """Tries each sample by itself; an error if it is the fault of none, or none can stand in for a bad one."""
-        planned, found, bad = plan.batch(step), list[int](), list[BadSample]()
+    def choice(self, plan: EpochPlan, step: int) -> tuple[ReadAround, Indices | None]:
+        """Tries each sample by itself; an error if it is the fault of none, or none can stand in for a bad one.
+
+        Also by what the random numbers of the samples go, if not by themselves.
+        """
+        planned, found, bad, places = plan.batch(step), list[int](), list[BadSample](), list[int]()
         positions, stand_in = plan.positions(step).tolist(), self._policy == "substitute"
         for position, sample in zip(positions, planned.tolist(), strict=True):
-            if (error := self._tried(plan.epoch, step, sample)) is None:
+            if (error := self._tried(plan, step, sample, position)) is None:
                 found.append(sample)
+                places.append(position)
                 continue
             bad.append(BadSample(position, sample, error))
             if stand_in:
                 others = self._substitutes(plan, step, position, bad)
                 found, stand_in = found + others, bool(others)  # where none can stand in, the rest is left out
+                places += [position] * len(others)
         if found or (found := self._substitutes(plan, step, positions[0], bad, alone=True)):
-            return ReadAround(tuple(found), tuple(bad))
+            numbers = np.array(places or positions[:1], np.int64) if plan.repeats else None
+            return ReadAround(tuple(found), tuple(bad)), numbers
         tried = {each.sample: each.error for each in bad}
         numbers = self._read.source.ids(np.array(list(tried), np.int64)).tolist()
         raise SourceError(
@@ -243,23 +260,23 @@ class AroundBadSamples:
         """One that stands in for a bad sample, perhaps ``alone`` in its batch; none if all that are tried fail."""
         for attempt in range(ATTEMPTS):
             sample = plan.substitute(position, attempt, alone=alone)
-            if (error := self._tried(plan.epoch, step, sample)) is None:
+            if (error := self._tried(plan, step, sample, position)) is None:
                 return [sample]
             bad.append(BadSample(position, sample, error))
         return []
 
-    def _tried(self, epoch: int, step: int, sample: int) -> Exception | None:
+    def _tried(self, plan: EpochPlan, step: int, sample: int, position: int) -> Exception | None:
         if sample in self._bad:
             return self._bad[sample]
-        number = np.array([sample], np.int64)
+        number, drawn = np.array([sample], np.int64), np.array([position], np.int64) if plan.repeats else None
         self._trying[0] = sample + 1
         try:
-            self._read.check(epoch, number)
+            self._read.check(plan.epoch, number, drawn)
         except Exception as caught:
             if not is_of_a_sample(caught):
                 raise
             ids = self._read.source.ids(number).tolist()
-            error = batch_error(caught, *BatchIndex(epoch, step), ids, None)
+            error = batch_error(caught, *BatchIndex(plan.epoch, step), ids, None)
             error.sample_id = ids[0] if error.sample_id is None else error.sample_id
             _forget_frames(error)
         else:

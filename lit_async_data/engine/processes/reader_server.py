@@ -144,19 +144,25 @@ class ReaderServer:
     def _is_share(self, task: Task) -> bool:
         return self._setup.plan.workers.shared and task.share.readers > 1 and not task.around
 
-    def _read(
-        self, task: Task, reading: ReadTask, epoch: int, samples: Indices, out: Mapping[str, npt.NDArray[Any]]
+    def _read(  # noqa: PLR0917  # the pipeline calls it as `Read`
+        self,
+        task: Task,
+        reading: ReadTask,
+        epoch: int,
+        samples: Indices,
+        out: Mapping[str, npt.NDArray[Any]],
+        numbers: Indices | None,
     ) -> None:
         setup, rows = self._setup, None
         if self._is_share(task):
             plan = reading.schedule.plan(epoch)
             rows = setup.plan.shares.own(plan, plan.bounds(reading.reading[0].key.step)[0], samples, task.share)
-            samples = samples[rows]
+            samples, numbers = samples[rows], None if numbers is None else numbers[rows]
             if not len(samples):
                 return
         if reading.around is None and setup.around is not None and setup.around.knows(samples):
             raise SourceError("known to be bad")  # the slot is read again, around it
-        setup.read(epoch, samples, out, rows)
+        setup.read(epoch, samples, out, numbers, rows)
 
     def _decode_and_fetch(self, task: Task, reading: ReadTask) -> None:
         """For the next reads of this process; nothing where other processes may get these slots."""

@@ -33,6 +33,7 @@ from lit_async_data.sources.contract.source import (
     starts,
     whole_numbers,
 )
+from lit_async_data.sources.contract.user_code import READING
 
 # The positions of samples in a batch. Consecutive ones, a slice, are read in place; scattered ones are copied there.
 Positions = slice | Indices
@@ -96,6 +97,10 @@ class ComposedSource(Source):
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
+    @property
+    def repeats(self) -> bool:
+        return any(source.repeats for source in self.inside)
+
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
         self._read(samples, out, None)
 
@@ -103,7 +108,9 @@ class ComposedSource(Source):
         self._read(samples, out, keys)
 
     def _read(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
+        drawn = READING.numbers
         for number, positions, numbers in self._routed(samples):
+            READING.numbers = None if drawn is None else drawn[positions]
             if isinstance(positions, slice):
                 pieces = {key: array[positions] for key, array in out.items()}
             else:
@@ -112,6 +119,7 @@ class ComposedSource(Source):
             if not isinstance(positions, slice):
                 for key, piece in pieces.items():
                     out[key][positions] = piece
+        READING.numbers = drawn
 
     def _read_of(self, number: int, numbers: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
         if keys is None:
@@ -338,6 +346,7 @@ class SubsetSource(ComposedSource):
         self.source = source
         self.inside = (source,)
         self.samples = _selected(samples, len(source))
+        self._repeats = len(np.unique(self.samples)) < len(self.samples)
         self.group_codes = None if group_codes is None else np.array(group_codes, np.int64)
         if self.group_codes is not None and self.group_codes.shape != self.samples.shape:
             raise ConfigError(
@@ -353,6 +362,10 @@ class SubsetSource(ComposedSource):
 
     def fingerprint(self) -> dict[str, int | str]:
         return super().fingerprint() | {"selected samples": digest(self.samples)}
+
+    @property
+    def repeats(self) -> bool:
+        return self._repeats or super().repeats
 
     def _composed(self, layouts: Sequence[StorageLayout]) -> StorageLayout:
         """Consecutive samples of the subset that share a chunk of the whole source form one."""

@@ -363,6 +363,11 @@ class Source(abc.ABC):
         pairs = zip(which.tolist(), (samples - starts_of[which]).tolist(), strict=True)
         return [Location(parts[part].file, parts[part].group, row) for part, row in pairs]
 
+    @property
+    def repeats(self) -> bool:
+        """Whether some samples are the same one, as in a subset that lists it twice: they draw other random numbers."""
+        return False
+
     def ids(self, samples: Indices) -> Indices:
         """The numbers that `locate` takes. A subset gives samples the numbers of the whole source."""
         return samples

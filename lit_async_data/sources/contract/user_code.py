@@ -168,6 +168,7 @@ class _Reading(threading.local):
 
     epoch: int | None = None
     key: int | None = None
+    numbers: Indices | None = None  # by which the generators are seeded for each sample of the present read
 
     @contextlib.contextmanager
     def of(self, epoch: int, seed: int | None, *, alike: bool) -> Iterator[None]:
@@ -176,7 +177,7 @@ class _Reading(threading.local):
         try:
             yield
         finally:
-            self.epoch = self.key = None  # not as before: an interrupt may have left that
+            self.epoch = self.key = self.numbers = None  # not as before: an interrupt may have left that
 
     def keys(self, kind: int, numbers: Indices) -> list[int]:
         """A key for each sample, or batch, of a kind, where there is a `key`."""

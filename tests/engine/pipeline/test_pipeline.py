@@ -164,7 +164,7 @@ def read_sizes(length, batches, epochs=2, **options):
     """How many samples each read asked for, and what was taken."""
     sizes, values = [], []
 
-    def read(epoch, samples, out):
+    def read(epoch, samples, out, numbers=None):
         sizes.append(len(samples))
         copy_numbers(epoch, samples, out)
 
@@ -227,7 +227,7 @@ class Pace:
         clock = types.SimpleNamespace(take=lambda: Work(seconds=self.ms * self.sizes[-1] / 1000))
         monkeypatch.setattr("lit_async_data.engine.pipeline.pipeline.CLOCK", clock)
 
-    def read(self, epoch, samples, out):
+    def read(self, epoch, samples, out, numbers=None):
         self.sizes.append(len(samples) // BATCH)
         copy_numbers(epoch, samples, out)
 

@@ -19,12 +19,12 @@ LENGTH, BATCH = 12, 4
 WHOLE = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
-def copy_numbers(epoch, samples, out):
+def copy_numbers(epoch, samples, out, numbers=None):
     out["x"][...] = samples
 
 
 def failing_at(sample, error):
-    def read(epoch, samples, out):
+    def read(epoch, samples, out, numbers=None):
         if sample in samples:
             raise error
         copy_numbers(epoch, samples, out)
@@ -49,7 +49,7 @@ class Gate:
         for first in firsts:
             self.door(first).set()
 
-    def __call__(self, epoch, samples, out):
+    def __call__(self, epoch, samples, out, numbers=None):
         first = int(samples[0])
         self.asked.append(first)
         self.arrived.release()
