@@ -417,8 +417,8 @@ class Report:
         return values
 
 
-SHAPES = 32  # samples of a table whose shapes are compared
-BATCH, BATCH_BYTES = 8, 2**26  # first samples that are read, and their bytes
+# Samples of a table whose shapes are compared; first samples that are read, and their bytes.
+SHAPES, BATCH, BATCH_BYTES = 32, 8, 2**26
 
 
 def _verified(each: Suggestion, tried: int) -> Suggestion:

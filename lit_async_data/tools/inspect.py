@@ -56,8 +56,8 @@ LABELS = "y|labels?|targets?|class(es)?|clusters?|(cell)?types?|actions?|gt|trut
 MASKS = "masks?|segmentations?|reconstructions?"
 # Kinds of datasets of numbers that stand for names, or beside a mask.
 CODED = ("categorical", "nullable")
-# Names of groups, and of datasets, that are neither inputs nor labels: of packed samples, pyramids, and networks.
-_NEVER, _PARAMETERS = "origin", "resolutions|subdivisions|histograms?|weights?|kernels?|bias(es)?"
+# Names of datasets that are neither inputs nor labels: of pyramids, and of networks.
+_PARAMETERS = "resolutions|subdivisions|histograms?|weights?|kernels?|bias(es)?"
 # A recording without labels lies across if it has this many times as many columns as rows.
 ACROSS = 64
 _SWAPPED = "look at the colours of x: if red is blue, its RGB was encoded as BGR, and channels: BGR is missing"
@@ -167,7 +167,7 @@ def _joined(given: Suggestion, columns: _Columns, way: Given) -> Iterator[Sugges
         call, options = given.call, {**given.call.options, "table": columns.path, "on": way}
         if y is not None:
             options["layout"] = {key: each for key, each in options.get("layout", {}).items() if key == "x"}
-            call = dataclasses.replace(call, fields={"x": call.fields["x"], "y": columns.target(y)})
+            call = dataclasses.replace(call, fields={"x": call.fields["x"], "y": columns.field(y)})
         title = given.title if y is None else f"{given.title.partition(' with ')[0]} with {y.name} of the table"
         options = {name: value for name, value in options.items() if value}
         yield Suggestion(title, dataclasses.replace(call, options=options), given.notes)
@@ -180,40 +180,33 @@ def _ways(columns: _Columns, scope: Scope, group: OpenGroup) -> Iterator[Given]:
         with contextlib.suppress(AsyncDataError):  # no text or whole numbers
             ids[name] = set(inspect_field(group, "x", Field(name, kind="text"), None)["x"].texts)
     for column in (c for c in columns.columns if c.distinct == len(columns.table) and not c.missing):
-        name, values, first = column.name, set[str](), ends_of(scope.first)
+        name, values, first = column.name, set[str](), set(ends_of(scope.first))
         with contextlib.suppress(AsyncDataError):
             values = set(columns.table.encoded(name)[1])
         if ids.get(name, set()) & values:  # the source says which have no row
             yield name
         if _KEY.fullmatch(name):
             files = any(values.intersection(ends_of(os.path.abspath(path))) for path in scope.paths)
-            groups = values.intersection(first) or any(f"{p}/{v}" in group.file for v in values for p in parents)
-            named = (
-                ["file"] * files
-                + ["group"] * bool(groups)
-                + [field for field, own in ids.items() if own == values != set()]
-            )
-            yield from ({name: what} for what in named)
+            groups = bool(values & first) or any(f"{p}/{v}" in group.file for v in values for p in parents)
+            fields = (field for field, own in ids.items() if own == values != set())
+            yield from ({name: what} for what in (*["file"] * files, *["group"] * groups, *fields))
 
 
 def suggestions(scope: Scope, notes: list[str]) -> list[Suggestion]:
     """The likeliest first; a note says why there is none."""
     known = [n for n in scope.nodes if n.reading and n.kind != "metadata" and not has_word(n.name, _PARAMETERS)]
-    known = [n for n in known if not has_word(n.name, _NEVER, whole=True)]
     each, found = [n for n in known if n.each and not scope.group], list[Suggestion]()
     labels = [n.each for n in each if has_word(n.name, LABELS, whole=True)]
     for x in sorted((n for n in each if n.each not in labels), key=_score, reverse=True):
         plain = [None] if "*" in x.field and (x.decoding or x.varies or len(x.shape) > 1) else []
-        found += _whole(scope, "dataset", x, x.each, [*labelling(x.attributes), *labels, *plain])
-    labelled = [one for one in found if "y" in one.call.fields]
+        found += _whole(scope, "dataset", x, [*labelling(x.attributes), *labels, *plain])
     rows = _of_rows(scope, [n for n in known if "*" not in n.field], [] if found else notes)
-    return [*labelled, *rows, *(one for one in found if one not in labelled)]
+    return sorted([*rows, *found], key=lambda one: "y" not in one.call.fields)
 
 
-def _whole(
-    scope: Scope, of: str, x: Dataset, name: str, labels: Sequence[Dataset | Given | None]
-) -> Iterator[Suggestion]:
-    notes, sample = [_SWAPPED] if x.decoding else [_BY_LENGTH] * x.varies, "dataset" if of == "dataset" else "group"
+def _whole(scope: Scope, of: str, x: Dataset, labels: Sequence[Dataset | Given | None]) -> Iterator[Suggestion]:
+    notes = [_SWAPPED] if x.decoding else [_BY_LENGTH] * x.varies
+    name, sample = (x.each, "dataset") if of == "dataset" else (x.field, "group")
     for y in labels:
         arrays = {key: n for key, n in (("x", x), ("y", y)) if isinstance(n, Dataset) and not (n.decoding or n.varies)}
         layout = {key: letters[1:] for key, n in arrays.items() if (letters := layout_of((1, *n.shape), 0))}
@@ -250,7 +243,7 @@ def _of_rows(scope: Scope, known: Sequence[Dataset], notes: list[str]) -> Iterat
         what = f"{x.field} of shape {x.shape} may be one sample"
         notes.append(f"{what}: {many}; Field(NAME, decode='image') decodes images")
     elif not labels and several and (image or alone):
-        yield from _whole(scope, "group" if scope.group else "file", x, x.field, [*alone, *masks[:1], None])
+        yield from _whole(scope, "group" if scope.group else "file", x, [*alone, *masks[:1], None])
     else:
         masks = [n for n in masks if n.shape[:1] == x.shape[:1] and len(n.shape) > 2]
         for y in [*labels, *masks[:1], None]:
@@ -421,8 +414,7 @@ class _Columns:
         numbers = [c for c in numbers if not has_word(c.name, _OTHERS)]
         vectors, plain = ([c for c in numbers if c.distinct is None], [c for c in numbers if c.type != "bool"])
         numbers = vectors[:1] or plain or numbers
-        names, null = [c.name for c in numbers], {"null": "drop"} if any(c.missing for c in numbers) else {}
-        x = named(names[0] if len(names) == 1 else names, null) if names else ()
+        x = self.field(*numbers) if numbers else ()
         if files:
             options |= {"root": root} if (root := self._root(self.values(files[0]))) else {}
             x, what = self._of_files(files[0], root or self.folder), _FILES[str(files[0].kind)]
@@ -436,7 +428,9 @@ class _Columns:
         masks, found = [c for c in files[1:] if has_word(c.name, MASKS)], list[Suggestion]()
         targets: list[ColumnReport | None] = [*masks[:1], *self.labels[:3]]
         for y in targets or [None]:
-            fields: dict[str, Given] = {"x": x} if y is None else {"x": x, "y": self.target(y)}
+            fields: dict[str, Given] = {"x": x}
+            if y is not None:
+                fields["y"] = self.field(y, mode="P") if y in masks else self.field(y)
             title = what if y is None else f"{what} with {y.name}"
             found.append(Suggestion(title, Call("ManifestSource", self.path, fields, options), notes))
             found += [sized_images(found[-1])] if what == "images" else []
@@ -449,10 +443,9 @@ class _Columns:
             return list(array.unique().drop_null().to_pylist())
         return []
 
-    def target(self, column: ColumnReport) -> Given:
-        if column.kind in _FILES:
-            return {"name": column.name, "mode": "P", **({"null": "drop"} if column.missing else {})}
-        return named(column.name, {"null": "drop"} if column.missing else {})
+    def field(self, *columns: ColumnReport, **options: Any) -> Given:
+        names, null = [each.name for each in columns], {"null": "drop"} if any(c.missing for c in columns) else {}
+        return named(names if names[1:] else names[0], options | null)
 
     def _root(self, paths: Sequence[str]) -> str:
         """The folder from which paths lead to files, as ``root``; empty for the folder of the table."""
@@ -466,11 +459,11 @@ class _Columns:
         return "" if (found := next(fitting, self.folder)) == self.folder else os.path.relpath(found)
 
     def _of_files(self, column: ColumnReport, folder: str) -> Given:
-        found: dict[str, Any] = {"null": "drop"} if column.missing else {}
+        found = dict[str, Any]()
         if column.kind == "hdf5" and "dataset" not in self.table.names:
             with contextlib.suppress(AsyncDataError):  # the source says what is wrong with a file
                 first = os.path.join(folder, str(self.table.first(column.name)))
                 for call in [each.call for each in hdf5_report([first]).suggestions[:1]]:
                     found["dataset"], layout = name_of(call.fields["x"]), call.options.get("layout", {})
                     found |= {"layout": layout["x"]} if "x" in layout else {}
-        return named(column.name, found)
+        return self.field(column, **found)

@@ -295,11 +295,9 @@ def _packings(parts: Sequence[Any]) -> dict[str, dict[str, Any]]:
                 packing = {name: found[name] for name in PACKING if name in found}
                 first = packings.setdefault(key, packing)
                 if len({str([(n, np.asarray(each[n]).tobytes()) for n in each]) for each in (first, packing)}) > 1:
-                    raise ConfigError(
-                        f"{key} is packed in another way in {part} than in {parts[0]}; pack unpacked values: in "
-                        "Python, of an HDF5Source with Field(…, mask_and_scale=True)",
-                        "fields",
-                    )
+                    advice = "pack unpacked values: in Python, of an HDF5Source with Field(…, mask_and_scale=True)"
+                    what = f"{key} is packed in another way in {part} than in {parts[0]}"
+                    raise ConfigError(f"{what}; {advice}", "fields")
     return packings
 
 
@@ -393,9 +391,7 @@ def packed_source(path: str, plan: Plan) -> HDF5Source:
 def _compare(source: Source, plan: Plan, part: str, columns: Iterable[str], progress: Progress) -> None:
     """Types, columns and all values, byte by byte, so that NaN equals the same NaN."""
     integers, fields = np.dtype(np.int64), source.spec.fields  # in which `HDF5Source` delivers whole numbers
-    types = {
-        key: integers if not each.shape and each.dtype.kind in "iu" else each.dtype for key, each in fields.items()
-    }
+    types = {key: integers if not it.shape and it.dtype.kind in "iu" else it.dtype for key, it in fields.items()}
 
     def work(piece: Piece) -> None:
         values, others = read(source, piece.samples), read(packed, piece.samples)
