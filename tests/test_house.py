@@ -65,7 +65,7 @@ BUDGET = {
     "sources/images": 990,
     "sources/manifest": 1800,
     "sources/table": 1940,
-    "tools": 1920,
+    "tools": 1880,
 }
 MOST_README_LINES = 15
 

@@ -20,8 +20,7 @@ from lit_async_data.sources.local_files import COLUMNS, bad_sample
 from lit_async_data.tools.call import Call
 from lit_async_data.tools.terminal import INPUT_CHUNKS, Piece, Progress, in_threads, indented, progress_bar, section
 
-# Bytes of samples that a thread reads at a time, or one chunk.
-BLOCK_BYTES = 4 * 2**20
+BLOCK_BYTES = 4 * 2**20  # of samples that a thread reads at a time, or one chunk
 
 
 def check_all(call: Call, path: str) -> int:

@@ -34,17 +34,14 @@ from lit_async_data.sources.hdf5.storage.open_file import refuse_external_link
 from lit_async_data.tools.call import Call
 from lit_async_data.tools.terminal import indented, section, shapes, shortened, table
 
-# Raised if a key of the JSON changes its meaning or goes.
-VERSION = 3
+VERSION = 3  # raised if a key of the JSON changes its meaning or goes
 # Words in names of training, and of stages that are sources of their own.
 TRAINING, HELD_OUT = "train|training", "val|valid|validation|dev|test|testing"
-# Kinds of datasets that hold values as they are.
-PLAIN = ("", "member")
+PLAIN = ("", "member")  # kinds of datasets that hold values as they are
 # Axes along which there are no samples; and along which a measurement is repeated.
 SPACE = "lat|latitude|lon|longitude|x|y|z|level|c|channels?|grid"
 _REPEATED = "times?|frames?|scans?|samples?|trials?|events?|shots?|images?|index|number"
-# Groups that hold no data of the user: of MATLAB and PyTables.
-_OWN_GROUPS = ("#refs#", "#subsystem#", "_i_")
+_OWN_GROUPS = ("#refs#", "#subsystem#", "_i_")  # of MATLAB and PyTables, without data of the user
 _METADATA = {"kind": "metadata"}
 # By members or attributes of a group: Keras; Loom, whose columns are cells; Imaris; SLEAP, with frames last; AnnData.
 _FORMATS: dict[str, dict[str, dict[str, Any]]] = {
@@ -208,8 +205,8 @@ def _of_dataset(dataset: h5py.Dataset, name: str) -> Iterator[Dataset]:
         f"gzip {values[0]}" if number == 1 else known.decode(errors="replace").partition(";")[0] or str(number)
         for number, _, values, known in map(properties.get_filter, range(properties.get_nfilters()))
     )
-    for member, path in (members(dtype) if dtype.names else {"": ()}).items():
-        inner: Any = member_of(dtype, path) if member else dtype
+    for member, path in members(dtype).items():
+        inner: Any = member_of(dtype, path)
         element, sides = inner.subdtype or (inner, ())
         made = Dataset(name, f"{images} images" if images else _type_name(element), (*shape, *sides))
         made.chunks, made.filters = dataset.chunks, filters

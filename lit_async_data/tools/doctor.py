@@ -29,12 +29,9 @@ from lit_async_data.tools.call import add_source_arguments, override
 from lit_async_data.tools.inspect import given_call
 from lit_async_data.tools.terminal import as_json, indented, section, shapes, table
 
-# Of settings whose rates are this close, the simpler one is taken: measurements differ by as much.
-CLOSE = 0.9
-# A slow loader is measured for at most this many times the seconds that it should take.
-MOST_TIMES = 4
-# Groups of the chunk shuffle that a measurement spans: work comes with each new group.
-GROUPS = 2
+CLOSE = 0.9  # of settings whose rates are this close, the simpler one is taken: measurements differ by as much
+MOST_TIMES = 4  # a slow loader is measured for at most this many times the seconds that it should take
+GROUPS = 2  # groups of the chunk shuffle that a measurement spans: work comes with each new group
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -144,26 +141,15 @@ def measured(loader: lit_async_data.AsyncLoader, seconds: float) -> Rate:
     with loader:
         for number, batch in enumerate(itertools.chain.from_iterable(itertools.repeat(loader)), 1):
             if number > first:
-                now, taken = time.perf_counter(), taken + samples_in(batch)
+                now, taken = time.perf_counter(), taken + len(next(iter(batch.values())))
                 if now - since >= MOST_TIMES * seconds or (now - since >= seconds and taken >= least):
                     break
             elif number == first:
                 before, since = loader.stats().read, time.perf_counter()
         total, sample_bytes = loader.stats().read, max(loader.source.spec.nbytes, 1)
     work, decoded, samples = total.minus(before), total.decoded, total.bytes // sample_bytes
-    return Rate(
-        taken / (now - since),
-        work.read.mb_per_s,
-        work.decode.mb_per_s,
-        work.decode_s / work.seconds if work.seconds else 0.0,
-        decoded / max(samples, 1),
-    )
-
-
-def samples_in(batch: Any) -> int:
-    while not hasattr(batch, "shape"):
-        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
-    return int(batch.shape[0])
+    share, each = work.decode_s / work.seconds if work.seconds else 0.0, decoded / max(samples, 1)
+    return Rate(taken / (now - since), work.read.mb_per_s, work.decode.mb_per_s, share, each)
 
 
 def text_of(report: dict[str, Any]) -> str:
@@ -180,11 +166,8 @@ def text_of(report: dict[str, Any]) -> str:
         )
         for number, trial in enumerate(report["trials"])
     ]
-    lines = [
-        f"{report['source']}   {counted(report['samples'], 'sample')} · {shapes(report['batch'])} · {how}",
-        "",
-        *table(rows),
-    ]
+    title = f"{report['source']}   {counted(report['samples'], 'sample')} · {shapes(report['batch'])} · {how}"
+    lines = [title, "", *table(rows)]
     lines += section("Rates of this setting, from memory", [_rate(report["warm"])])
     lines += ["", "Use", *indented(report["python"].splitlines())]
     lines += indented([f"{report['command']} {report['override']}".rstrip()])

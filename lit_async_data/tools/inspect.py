@@ -54,19 +54,16 @@ from lit_async_data.tools.terminal import as_json
 MOST_DATASETS, MOST_DESCRIBED = 20_000, 500
 LABELS = "y|labels?|targets?|class(es)?|clusters?|(cell)?types?|actions?|gt|truth|true"
 MASKS = "masks?|segmentations?|reconstructions?"
-# Kinds of datasets of numbers that stand for names, or beside a mask.
-CODED = ("categorical", "nullable")
+CODED = ("categorical", "nullable")  # kinds of datasets of numbers that stand for names, or beside a mask
 # Names of datasets that are neither inputs nor labels: of pyramids, and of networks.
 _PARAMETERS = "resolutions|subdivisions|histograms?|weights?|kernels?|bias(es)?"
-# A recording without labels lies across if it has this many times as many columns as rows.
-ACROSS = 64
+ACROSS = 64  # a recording without labels lies across if it has this many times as many columns as rows
 _SWAPPED = "look at the colours of x: if red is blue, its RGB was encoded as BGR, and channels: BGR is missing"
 _BY_LENGTH = "samples have different lengths: batch_by=x (loader.batch_by=x) puts those of like length together"
 _MISSING = 'rows without a value of y are left out; null="ignore" keeps them, as -100'
 # Axes of at most `FEW` entries hold channels; larger ones up to `MOST_CHANNELS`, if the other axes are much longer.
 FEW, MOST_CHANNELS = 4, 32
-# Side of images that have no common size.
-IMAGE_SIZE = 224
+IMAGE_SIZE = 224  # side of images that have no common size
 _EXAMPLES, _WIDTH = 3, 24
 _FILES = {"image": "images", "npy": "arrays", "hdf5": "rows of HDF5 files"}
 # Names that Hydra takes for keys. Names of columns that are neither inputs nor labels.
@@ -145,8 +142,8 @@ def hdf5_report(given: Sequence[str], table: str = "", *, suggest: bool = True) 
                 del scope.nodes[MOST_DESCRIBED:]
             for node in scope.nodes:
                 contents.describe(group, node)
-            found, ways = suggestions(scope, report.notes), list(_ways(columns, scope, group)) if columns else []
-            if columns and ways:
+            found = suggestions(scope, report.notes)
+            if columns and (ways := list(_ways(columns, scope, group))):
                 found = [one for each, way in itertools.product(found, ways) for one in _joined(each, columns, way)]
             elif columns and found:
                 report.notes.append(f"no column of {table} names files or groups, or has ids that are in the files")

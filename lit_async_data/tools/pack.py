@@ -40,10 +40,8 @@ from lit_async_data.tools.terminal import INPUT_CHUNKS, Piece, Progress, in_thre
 
 # Bytes of samples that a thread reads and compresses at a time; and the most, where the chunks of the input need more.
 PIECE_BYTES, MOST_PIECE_BYTES = 4 * 2**20, 64 * 2**20
-# The group of the sections, where the parts of the input stay apart.
-PARTS = "parts"
-# The HDF5 filter that undoes each codec, and its options.
-FILTERS = {"deflate": ("gzip", 6), "zstd": (ZSTD, (3,)), "lz4": (LZ4, (0,))}
+PARTS = "parts"  # the group of the sections, where the parts of the input stay apart
+FILTERS = {"deflate": ("gzip", 6), "zstd": (ZSTD, (3,)), "lz4": (LZ4, (0,))}  # that undo each codec, and options
 NAMES = ("none", *FILTERS)
 # A sample of this size has a chunk of its own: any order decodes exactly what it needs. Smaller ones share chunks.
 ALONE_BYTES, CHUNK_BYTES = 4096, 64 * 1024

@@ -17,8 +17,7 @@ from lit_async_data.sources.contract.source import Source
 from lit_async_data.system import usable_cores
 
 MOST_SHOWN = 12
-# Decoded chunks of the input that stay in memory, and pieces per thread at a time.
-INPUT_CHUNKS, AHEAD = 2, 2
+INPUT_CHUNKS, AHEAD = 2, 2  # decoded chunks of the input that stay in memory, and pieces per thread at a time
 Progress = Callable[[str, int, int], object]
 _T = TypeVar("_T")
 
