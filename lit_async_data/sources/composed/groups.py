@@ -18,6 +18,7 @@ from lit_async_data.errors import AsyncDataError, ConfigError, MissingError, cou
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.order.weights import IGNORED, SampleClasses
 from lit_async_data.sources.contract.source import EACH, Places, Source, numbered
+from lit_async_data.sources.table.labels import note_blanks, trim
 
 # Words that are no names of columns, unless one of these prefixes says which of the two they are.
 RULES = ("file", "group", "time")
@@ -140,7 +141,7 @@ def _matcher(given: str, option: str) -> Callable[[str], str]:
         name = match and match[1 if pattern.groups else 0]
         if name is None:
             raise ConfigError(f"{pattern.pattern!r} does not match {path}; every path must match", option, file=path)
-        return name
+        return trim(name)
 
     return naming
 
@@ -158,8 +159,13 @@ def _of_values(source: Source, given: Any, what: str, option: str) -> Groups:
     if option == "by" and (missing := _is_missing(values)).any():  # these samples are on no side, as with empty text
         texts = np.full(len(values), "", object)
         texts[~missing] = _comparable(np.ma.getdata(values)[~missing], what, option).tolist()
-        return Groups(*_factorized(texts, option), what)
-    return Groups(*_factorized(_comparable(complete(source, values, what, option), what, option), option), what)
+    else:
+        texts = _comparable(complete(source, values, what, option), what, option)
+    codes, stored = _factorized(texts, option)
+    trimmed, names = numbered(map(trim, stored))
+    if len(names) < len(stored):
+        note_blanks(f"{source.name}: {what}", tuple(stored))
+    return Groups(trimmed[codes], names, what)
 
 
 def complete(source: Source, values: npt.NDArray[Any], what: str, option: str) -> npt.NDArray[Any]:
@@ -286,10 +292,10 @@ def dealt(keys: Words, turns: Indices, shares: Sequence[float], labels: SampleCl
 
 
 def named_sides(groups: Groups, given: Mapping[str, Sequence[Any]]) -> Indices:
-    numbers = {name: number for number, name in enumerate(groups.names)}
+    numbers = {trim(name): number for number, name in enumerate(groups.names)}
     sides, taken = np.full(len(numbers), UNUSED), dict[str, str]()
     for side, (key, values) in enumerate(given.items()):
-        names = [text_of(value, "split") for value in values]
+        names = [trim(text_of(value, "split")) for value in values]
         if not names:
             raise ConfigError(f"{key} = {values!r} names no group ({groups.what}); leave it out, or name one", "split")
         unknown = [name for name in names if name not in numbers]

@@ -93,7 +93,7 @@ def split(
         seed: Another seed draws other sides; 0 to 2**63 − 1.
 
     Returns:
-        The sides by name. The mapping's ``described`` summarizes them and is logged. With groups, ``group_codes`` of
+        The sides by name. The mapping's ``described`` summarizes them. With groups, ``group_codes`` of
         each side holds the group number of each sample.
 
     Raises:

@@ -7,6 +7,7 @@ import pytest
 from support.sources.tables import everything, held
 
 from lit_async_data.errors import ConfigError, ManifestError
+from lit_async_data.sources.table.labels import note_blanks
 from lit_async_data.sources.table.table import Table
 
 CELLS = [("a", 1), ("b", 2), (None, 3), ("a", None), ("c", 5), ("7", -6)]
@@ -50,6 +51,21 @@ def test_filters_keep_what_python_keeps(file, parquet, suffix, operator):
         table = Table.of(given_table, ["t"], filters=some)
         assert [table.origin.place(row)[1] for row in range(len(table))] == kept
         assert everything(table, "t") == [texts[row] for row in kept]
+
+
+@pytest.mark.parametrize(
+    ("condition", "kept"),
+    [(["==", "cat"], [0, 1, 4]), (["not in", [" cat"]], [2]), (["in", ["dog ", "x"]], [2]), (["!=", ""], [0, 1, 2, 4])],
+)
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())]
+)
+def test_blanks_around_a_name_make_no_other_name(condition, kept, kind, caplog):
+    note_blanks.cache_clear()
+    cells = pa.array(["cat", "cat ", " dog", None, "\tcat"]).cast(kind)
+    table = Table.of(pa.table({"c": cells, "n": range(5)}), ["n"], filters=[["c", *condition]])
+    assert everything(table, "n") == kept
+    assert "column 'c': 'cat ', '\\tcat' differ from other names only by blanks, and count as these" in caplog.text
 
 
 def test_filters_compare_whole_numbers_exactly():

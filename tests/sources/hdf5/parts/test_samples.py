@@ -352,7 +352,7 @@ def test_blanks_around_a_name_make_no_other_class(tmp_path, caplog):
     source = HDF5Source(paths, {"x": "x", "y": "y"})
     assert source.spec["y"].classes == ("auk", "emu", "owl")
     assert source.column("y").tolist() == [0, 0, 2, 2, 0, 1]
-    assert "0.h5:/y: ' owl', 'auk  ' differ from other classes only by blanks, and count as these" in caplog.text
+    assert "0.h5:/y: ' owl', 'auk  ' differ from other names only by blanks, and count as these" in caplog.text
     assert source.with_classes({"y": ("emu", "owl", "auk")}).column("y").tolist() == [2, 2, 1, 1, 2, 0]
     ids = HDF5Source(paths, {"x": "x", "y": Field("y", kind="text")})
     assert ids.spec["y"].texts == (" owl", "auk", "auk  ", "emu", "owl")
