@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,8 @@ import torch
 
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.engine.device.feeds import Batch
-from lit_async_data.engine.hooks.calls import Function, Hook, is_module
-from lit_async_data.errors import AsyncDataError, TransformError
+from lit_async_data.engine.hooks.calls import Function, Hook, first_called, is_module
+from lit_async_data.errors import AsyncDataError, ConfigError, TransformError
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.contract.user_code import drawn, states
 
@@ -52,6 +52,8 @@ class DeviceTransform:
         self.where = "device_transform" if self._hook is None else self._hook.where
         if self._hook is not None and is_module(self._hook.function):
             self._hook.function = self._hook.function.to(device)  # type: ignore[attr-defined]  # a module has it
+        called = type(first_called(self._hook and self._hook.function))
+        self._unchecked = called.__name__ if called.__module__.startswith("torchvision.transforms.v2") else ""
         self._device = device
         self._number = number
         self._cast = cast
@@ -86,6 +88,8 @@ class DeviceTransform:
         hook = self._hook
         if hook is None:
             return batch
+        if self._unchecked:
+            self._check_images(batch)
         rng = None
         if hook.draws and self._number is not None:
             rng = torch.Generator(self._device).manual_seed(self._number(key))
@@ -102,6 +106,22 @@ class DeviceTransform:
                 " and ".join(found),
             )
         return made
+
+    def _check_images(self, batch: Any) -> None:
+        """Refuse a transform of torchvision's v2, which takes the first plain tensor alone, if others are images."""
+        keyed = isinstance(batch, Mapping)
+        fields = dict(batch if keyed else enumerate(batch)) if keyed or isinstance(batch, tuple | list) else {}
+        tensors = {key: value for key, value in fields.items() if isinstance(value, torch.Tensor)}
+        first, images = [*tensors][:1], [key for key, value in tensors.items() if value.ndim > 2]
+        if all(type(value) is torch.Tensor for value in tensors.values()) and images not in ([], first):
+            one = '{**batch, "x": transform(batch["x"])}' if keyed else "(transform(batch[0]), *batch[1:])"
+            raise ConfigError(
+                f"{self._unchecked} of torchvision transforms the first tensor of a batch alone, {first[0]!r}, and the "
+                f"images are {', '.join(map(repr, images))}; give it one field, as in lambda batch: {one}, or wrap "
+                "fields that change together in torchvision.tv_tensors (docs/data/transforms.md)",
+                self.where,
+            )
+        self._unchecked = ""
 
 
 def widened(spec: BatchSpec) -> Callable[[Any], Any] | None:

@@ -163,13 +163,13 @@ def check_callable(where: str, given: object, called_with: str = "a batch") -> N
         )
     if not (given is None or callable(given)):
         raise ConfigError(f"{given!r} cannot be called with {called_with}", where)
-    first, hook = type(_first_called(given)), where.partition("_")[0]
+    first, hook = type(first_called(given)), where.partition("_")[0]
     for library, what in LIBRARIES.items() if hook in ("sample", "batch") else ():
         if first.__module__.startswith(library):
             raise ConfigError(f"{first.__name__} of {what.format(of=hook)} (docs/data/transforms.md)", where)
 
 
-def _first_called(function: Any) -> Any:
+def first_called(function: Any) -> Any:
     inner: Any = None
     module = type(function).__module__
     if isinstance(function, functools.partial):
@@ -178,7 +178,7 @@ def _first_called(function: Any) -> Any:
         inner = next(iter(function), None)
     elif module.startswith("torchvision.transforms"):
         inner = getattr(function, "lambd", None) or next(iter(getattr(function, "transforms", ())), None)
-    return function if inner is None else _first_called(inner)
+    return function if inner is None else first_called(inner)
 
 
 def is_module(value: object) -> bool:

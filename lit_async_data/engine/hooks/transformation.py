@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +45,9 @@ from lit_async_data.sources.contract.checks import UnfitError
 from lit_async_data.sources.contract.pickling import why_not_pickled
 from lit_async_data.sources.contract.source import Source, read
 from lit_async_data.sources.contract.stage_clock import CLOCK
-from lit_async_data.sources.contract.user_code import put_back
+from lit_async_data.sources.contract.user_code import put_back, values_in
+
+log = logging.getLogger(__name__)
 
 # What each hook is called with, for messages.
 CALLED_WITH = {"sample_transform": "a sample", "batch_transform": "a batch", "device_transform": "a batch"}
@@ -85,7 +88,8 @@ class HostHooks:
         among the first are passed over if ``on_error`` reads around them.
         """
         seed = (options.seed or 0) if options.augment else None
-        calls = HookCalls(source, self.sample, self.batch, seed, indexed=options.return_indices)
+        probed = [hook and _ProbedHook(hook.function, hook.where) for hook in (self.sample, self.batch)]
+        calls = HookCalls(source, probed[0], probed[1], seed, indexed=options.return_indices)
         around = options.on_error != "raise"
         with put_back() as drawn:
             for sample in range(min(TRIED, len(source)) if around else 0):
@@ -132,6 +136,24 @@ class HostHooks:
 
 def _cut(field: FieldSpec, cut: int) -> tuple[int, ...]:
     return (field.shape[0] - cut, *field.shape[1:]) if field.ragged else field.shape
+
+
+class _ProbedHook(Hook):
+    """Warns of a function that names torchvision and returns another dict with the very same arrays."""
+
+    def __call__(self, value: Any, rng: Any) -> Any:
+        before = {key: (array, array.tobytes()) for key, array in value.items()}
+        made = super().__call__(value, rng)
+        if isinstance(made, Mapping) and made is not value and made.keys() == before.keys():
+            same = all(made[key] is array and array.tobytes() == was for key, (array, was) in before.items())
+            named = (getattr(part, "__module__", None) or getattr(part, "__name__", "") for _, part in values_in(self))
+            if same and any(str(name).startswith("torchvision") for name in named):
+                log.warning(
+                    "%s: returned the arrays of the first sample unchanged; torchvision takes tensors, and leaves "
+                    'arrays as they are: transform(torch.from_numpy(sample["x"])) (docs/data/transforms.md)',
+                    self.where,
+                )
+        return made
 
 
 class _Probe:

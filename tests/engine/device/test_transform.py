@@ -14,9 +14,10 @@ from waiting.on_device.fake_streams import FakeStreams
 from lit_async_data import AsyncDataModule, Normalize, prefetched
 from lit_async_data.batch.spec import BatchSpec, FieldSpec
 from lit_async_data.engine.device.transform import DeviceTransform, widened
+from lit_async_data.engine.hooks.calls import StageTransform
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.pipeline.sample_reader import BATCH_KEYS
-from lit_async_data.errors import TransformError
+from lit_async_data.errors import ConfigError, TransformError
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import BatchIndex
@@ -41,6 +42,35 @@ def test_it_gets_a_generator_however_it_asks_for_it(function):
     assert rng.initial_seed() == 2**64 - 1
     with pytest.raises(TransformError, match="returned None"):  # without a number there is no generator
         DeviceTransform(function, CPU)({}, BatchIndex(0, 0))
+
+
+HALVE = type("Halve", (), {"__module__": "torchvision.transforms.v2._misc", "__call__": lambda _, batch: batch})()
+IMAGE, MASK, BOX = torch.zeros(2, 3, 8, 8), torch.zeros(2, 8, 8), torch.zeros(2, 4)
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        ({"x": IMAGE, "m": MASK}, "first tensor of a batch alone, 'x', and the images are 'x', 'm'; .* transform"),
+        ({"b": BOX, "x": IMAGE}, r"'b', and the images are 'x'; give it one field, .*\{\*\*batch, "),
+        ((BOX, IMAGE), r"0, and the images are 1; .* \(transform\(batch\[0\]\), \*batch\[1:\]\)"),
+        ({"x": IMAGE, "b": BOX, "name": ["a", "b"]}, None),
+        ([IMAGE, BOX], None),
+        ({"b": BOX, "y": BOX}, None),
+        ({"x": torch.nn.Parameter(IMAGE), "m": MASK}, None),  # as tv_tensors are classes of their own
+        (IMAGE, None),
+    ],
+)
+@pytest.mark.parametrize(
+    "wrapped", [lambda v2: v2, functools.partial, lambda v2: StageTransform(v2, "device_transform")]
+)
+def test_torchvision_refuses_several_images_of_which_it_would_transform_one(batch, said, wrapped):
+    transform = DeviceTransform(wrapped(HALVE), CPU)
+    if said is None:
+        assert transform(batch, BatchIndex(0, 0)) is batch
+    else:
+        with pytest.raises(ConfigError, match=rf"^device_transform: Halve of torchvision transforms the .*{said}"):
+            transform(batch, BatchIndex(0, 0))
 
 
 LENGTH = 22

@@ -131,4 +131,38 @@ def test_what_may_take_a_dict_of_arrays_first_is_not_refused(given):
     source = ArraySource({"x": np.zeros((2, 3, 8, 8), "u1")})
     with AsyncLoader(source, {"batch_size": 2, "workers": 0}, sample_transform=given) as loader:
         assert next(loader)["x"].shape == (2, 3, 8, 8)
-    AsyncDataModule(train=source, loader={"batch_size": 2}, device_transform=CROP)  # gets tensors
+
+
+class WithCrop:
+    def __init__(self):
+        self.crop = CROP
+
+    def __call__(self, values):
+        return dict(self.crop(values))
+
+
+def changed_in_place(sample):
+    CROP(sample)["x"] += 1
+    return {**sample}
+
+
+@pytest.mark.parametrize("name", ["sample_transform", "batch_transform"])
+@pytest.mark.parametrize(
+    ("given", "idle"),
+    [
+        (lambda values: dict(CROP(values)), True),
+        (WithCrop(), True),
+        (functools.partial(lambda crop, values: dict(crop(values)), CROP), True),
+        (lambda values: {**values, "x": CROP(torch.from_numpy(values["x"]))}, False),
+        (lambda values: CROP(values) or None, False),  # the dict that was given, which may be changed for other samples
+        (changed_in_place, False),
+        (lambda values: {key: CROP(values)[key] for key in "x"}, False),  # without y
+        (lambda values: {**values}, False),
+    ],
+)
+def test_a_function_that_gives_arrays_to_torchvision_in_vain_is_warned_of(name, given, idle, caplog):
+    source = ArraySource({"x": np.zeros((2, 3, 8, 8), "u1"), "y": np.arange(2.0)})
+    with AsyncLoader(source, {"batch_size": 2, "workers": 0, "shuffle": False}, **{name: given}) as loader:
+        next(loader)
+    said = f"{name}: returned the arrays of the first sample unchanged; torchvision takes tensors"
+    assert (said in caplog.text) == idle
