@@ -53,28 +53,39 @@ MAX_SEED = 2**63 - 1
 T = TypeVar("T")
 
 
-def explains_names(*elsewhere: Mapping[str, str], **required: str) -> Callable[[type[T]], type[T]]:
-    """Makes a constructor refuse unknown and missing options with a `ConfigError` that gives advice.
-
-    Args:
-        *elsewhere: Advice for options that belong elsewhere, by their names.
-        **required: Advice for required options, by their names.
-    """
+def explains_names(*elsewhere: Mapping[str, str], **required: str) -> Callable[[T], T]:
+    """Makes a class or function refuse options that are unknown, missing or set later, with advice by their names."""
     instead = dict(itertools.chain(*(each.items() for each in reversed(elsewhere))))
 
-    def decorated(kind: type[T]) -> type[T]:
-        init: Any = kind.__init__
-        known = list(inspect.signature(init).parameters)[1:]
+    def decorated(kind: Any) -> Any:
+        is_class = issubclass(type(kind), type)
+        called = kind.__init__ if is_class else kind
+        known = list(inspect.signature(called).parameters)[is_class:]
+        is_open = is_class and kind.__setattr__ is object.__setattr__
 
-        @functools.wraps(init)
-        def checked(self: T, *args: Any, **options: Any) -> None:
+        @functools.wraps(called)
+        def checked(*args: Any, **options: Any) -> Any:
             check_names(options, known, instead)
             for name, what in required.items():
                 if name not in options:
                     raise ConfigError(f"missing; {what}", name)
-            init(self, *args, **options)
+            if len(known) == 1 and len(args) > 1 + is_class:
+                raise ConfigError(f"one argument, as in {kind.__name__}([…]), not {len(args) - is_class}", known[-1])
+            made = called(*args, **options)
+            if is_open and type(args[0]) is kind:
+                vars(args[0])["_is_built"] = True
+            return made
 
-        kind.__init__ = checked  # type: ignore[assignment]
+        def set_attribute(self: Any, name: str, value: object) -> None:
+            if "_is_built" in vars(self) and (name in known or name in instead) and not hasattr(self, name):
+                raise ConfigError(f"cannot be set in {kind.__name__}; {instead.get(name, 'build another one')}", name)
+            object.__setattr__(self, name, value)
+
+        if not is_class:
+            called.__globals__.setdefault("__test__", {})[kind.__name__] = checked  # doctest passes over wrappers
+            return checked
+        kind.__init__ = checked
+        kind.__setattr__ = set_attribute if is_open else kind.__setattr__
         return kind
 
     return decorated

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import Array
 from lit_async_data.errors import ClosedError, ConfigError
-from lit_async_data.options import whole
+from lit_async_data.options import explains_names, whole
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.hdf5.index.index import IndexCache, in_one_file
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache, ChunkedReader
@@ -34,6 +34,7 @@ Rows = slice | npt.ArrayLike | None
 BLOCK_BYTES, BLOCKS_PER_THREAD = 2**18, 4
 
 
+@explains_names()
 def read(
     dataset: str | h5py.Dataset, rows: Rows = None, out: Array | None = None, *, threads: int | None = None
 ) -> Array:
@@ -72,6 +73,7 @@ def read(
         return reader.read(name, rows, out)
 
 
+@explains_names()
 def open_reader(
     path: str | os.PathLike[str],
     *,

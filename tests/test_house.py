@@ -40,13 +40,13 @@ MOST_LINES = 700
 LEAST_TESTED_LINES = 100
 # The most lines of each room.
 BUDGET = {
-    ".": 1460,
+    ".": 1480,
     "batch": 1050,
     "conf": 30,
     "engine": 560,
     "engine/device": 1280,
     "engine/hooks": 690,
-    "engine/loader": 1810,
+    "engine/loader": 1820,
     "engine/pipeline": 1140,
     "engine/prefetch": 1210,
     "engine/processes": 1350,

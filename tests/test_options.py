@@ -2,13 +2,19 @@
 
 import copy
 import dataclasses
+import doctest
 import pickle
 import re
+import sys
 
+import numpy as np
 import pytest
 
+import lit_async_data as lad
 from lit_async_data import AsyncDataModule, AsyncLoader, Field, HDF5Source, LoaderOptions, ManifestSource
 from lit_async_data.errors import ConfigError
+from lit_async_data.reading import read
+from lit_async_data.testing import ArraySource
 
 NAN, INFINITY = float("nan"), float("inf")
 NO_NUMBER = [None, True, "4", 2.0, NAN]
@@ -60,9 +66,7 @@ def test_an_absurd_option_is_named_and_its_value_quoted(name):
     [
         ("num_workers", "use workers"),
         ("prefetch_factor", "use queue_depth"),
-        ("pin_memory", "leave it out"),
         ("sampler", "use shuffle"),
-        ("multiprocessing_context", "worker_kind"),
         ("batchsize", "did you mean batch_size?"),
         ("queue_dept", "did you mean queue_depth?"),
         ("kiwi", "choose from batch_size, shuffle, shuffle_chunks, seed"),
@@ -87,12 +91,53 @@ def test_an_option_of_torch_points_to_ours_and_a_misspelt_one_to_the_near_one_or
         (ManifestSource, {"fields": ["x"], "batch_size": 8}, "not a source: give LoaderOptions(batch_size=…)"),
         (Field, {"delta_timestamps": [0]}, "no such option; windows of rows are window=(start, stop)"),
         (Field, {"colum": 1}, "colum: no such option; did you mean column?"),
+        (lad.split, {"group": "y"}, "group: no such option; did you mean groups?"),
+        (
+            lad.prefetched,
+            {"prefetch_factor": 2},
+            "prefetch_factor: no such option; give it to the loader that is wrapp",
+        ),
+        (lad.DevicePrefetcher, {"device_transform": abs}, "no such option; give it to AsyncDataModule or AsyncLoader"),
+        (lad.SubsetSource, {"indices": [1]}, "indices: no such option; choose from source, samples, group_codes"),
+        (lad.DatasetSource, {"workers": 1}, "a loader does this, not a source: give LoaderOptions(workers=…)"),
+        (read, {"row": 1}, "row: no such option; did you mean rows?"),
     ],
 )
 def test_an_option_that_belongs_elsewhere_is_told_its_place(kind, given, said):
     with pytest.raises(ConfigError, match=re.escape(said)) as caught:
         kind(*["x.h5"] * (kind is not AsyncDataModule), **given)
     assert caught.value.option in given
+
+
+def test_functions_that_explain_names_keep_their_examples():
+    for function in (lad.split, lad.folds, lad.statistics, lad.prefetched, read):
+        found = doctest.DocTestFinder().find(sys.modules[function.__module__])
+        assert f".{function.__name__}" in " ".join(each.name for each in found if each.examples)
+
+
+def test_an_option_that_is_set_too_late_is_refused():
+    class Mine(AsyncDataModule):
+        def __init__(self, train):
+            super().__init__(train=train, loader={"batch_size": 2})
+            self.train = self.loader = train
+
+    source = ArraySource({"y": np.arange(8)})
+    module = AsyncDataModule(train=source, loader={"batch_size": 2})
+    loader, normalize = module.train_dataloader(), lad.Normalize()
+    for built, name, said in [
+        *((each, "loader", "AsyncDataModule; build another") for each in (module, copy.copy(module))),
+        (loader, "batch_size", r"AsyncLoader; give LoaderOptions\(batch_size"),
+        *(
+            (loader, "num_workers", "AsyncLoader; in LoaderOptions, use workers"),
+            (normalize, "mean", "Normalize; build"),
+        ),
+    ]:
+        with pytest.raises(ConfigError, match=f"^{name}: cannot be set in {said}"):
+            setattr(built, name, 3)
+    module.mine, module.batch_size, module.force_resume = 3, 4, True  # what is no option, and what is an attribute
+    assert (Mine(source).loader, next(module.train_dataloader())["y"].shape) == (source, (4,))
+    with pytest.raises(ConfigError, match=re.escape("sources: one argument, as in ConcatSource([…]), not 2")):
+        lad.ConcatSource(source, source)
 
 
 def test_options_can_be_copied():

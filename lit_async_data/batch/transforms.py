@@ -12,7 +12,7 @@ from torch import Tensor
 from lit_async_data.batch.spec import Array, FieldSpec
 from lit_async_data.batch.statistics import FieldStatistics, first_measured
 from lit_async_data.errors import ConfigError
-from lit_async_data.options import ArrayLike
+from lit_async_data.options import ArrayLike, explains_names
 
 Fields = str | int | Sequence[str | int]
 _TYPES = ("float16", "bfloat16", "float32", "float64")
@@ -63,6 +63,7 @@ class ToFloat:
         return (values.to(_compute_dtype(self.dtype, values)) / largest(values)).to(self.dtype)
 
 
+@explains_names()
 class Normalize:
     """Converts fields to floats, subtracts a mean and divides by a standard deviation, per channel.
 

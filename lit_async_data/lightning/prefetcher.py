@@ -45,7 +45,7 @@ from lit_async_data.lightning.resume import (
     trained,
     training_steps,
 )
-from lit_async_data.options import whole
+from lit_async_data.options import explains_names, whole
 
 # Lightning's batch hooks that need the batch in host memory, in the order in which Lightning calls them.
 HOST_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device")
@@ -115,6 +115,7 @@ def _end_workers(loader: Any) -> None:
         loader._iterator = None  # noqa: SLF001
 
 
+@explains_names({"device_transform": "give it to AsyncDataModule or AsyncLoader"})
 class DevicePrefetcher(pl.Callback):
     """Prefetches for every loader that the Trainer iterates over, in fit, validate, test and predict.
 

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import functools
 import itertools
-import logging
 import math
 import os
 import weakref
@@ -26,7 +25,6 @@ from lit_async_data.engine.loader.statistics import Axis, chosen_fields, statist
 from lit_async_data.engine.resources.memory import ranks_here
 from lit_async_data.errors import ConfigError, FormatError, ManifestError, ResumeError
 from lit_async_data.lightning.compat import pl
-from lit_async_data.lightning.display import print_line
 from lit_async_data.lightning.loops import drive, on_rank_zero, steps_wanted
 from lit_async_data.lightning.resume import training_steps
 from lit_async_data.options import LoaderOptions
@@ -298,14 +296,6 @@ def normalizing(
     find = functools.partial(statistics, source, fields, axis=axis, cache_dir=cache_dir)
     # A rank that is not connected to rank 0 yet gets no result from it, and computes its own.
     found = (trainer and on_rank_zero(trainer, find, "statistics")) or find()
-    for key, name in names.items():
-        shape, by_channel = source.spec[name].shape, axis[name] == "channels" and found[key].axis == (0,)
-        if by_channel and len(shape) > 2 and shape[0] > 4 and shape[-1] in (1, 3, 4):
-            print_line(
-                f"statistics: {key} of {shape} has {shape[0]} means, one for each place on axis 0; if axis "
-                f"{len(shape) - 1} holds the channels, name it by axis= or by the layout",
-                logging.WARNING,
-            )
     made = copy.copy(wanted)  # of the user's class
     vars(made).update(vars(Normalize.of(found, fields, dtype=wanted.dtype)))
     return made

@@ -65,9 +65,8 @@ class SampleClasses(NamedTuple):
             )
         else:
             samples = np.flatnonzero(array != IGNORED) if array.dtype.kind == "i" else np.arange(len(array))
-            labels = array[samples]
-            if array.dtype.kind not in "iub":  # blanks around a name make no other class
-                labels = np.array([name.strip() or name for name in labels.tolist()])
+            is_text, labels = array.dtype.kind not in "iub", array[samples]
+            labels = np.array([name.strip() or name for name in labels.tolist()]) if is_text else labels
         if not samples.size:
             raise ConfigError(f"every label is {IGNORED}, which losses ignore; choose another field", option)
         names, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)

@@ -20,6 +20,7 @@ from torch.utils.data import IterableDataset
 
 from lit_async_data.batch.spec import Array, BatchSpec, FieldSpec
 from lit_async_data.errors import ChangedError, ConfigError, FormatError, ReadError, SourceError, few
+from lit_async_data.options import OF_SOURCE, explains_names
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.checks import UnfitError, as_array
 from lit_async_data.sources.contract.pickling import Pickler
@@ -40,6 +41,7 @@ ALTERNATIVE = "prefetched(loader) takes a DataLoader of your own for such batche
 SAMPLE_KEYS, EPOCH_KEYS = 0, 1
 
 
+@explains_names(OF_SOURCE)
 class DatasetSource(Source):
     """Samples of a map-style dataset: any object with ``__len__`` and ``__getitem__`` or ``__getitems__``.
 

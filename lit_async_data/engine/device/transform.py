@@ -109,18 +109,15 @@ class DeviceTransform:
 
     def _check_images(self, batch: Any) -> None:
         """Refuse a transform of torchvision's v2, which takes the first plain tensor alone, if others are images."""
-        keyed = isinstance(batch, Mapping)
-        fields = dict(batch if keyed else enumerate(batch)) if keyed or isinstance(batch, tuple | list) else {}
-        tensors = {key: value for key, value in fields.items() if isinstance(value, torch.Tensor)}
+        values = dict(
+            batch if isinstance(batch, Mapping) else enumerate(batch if isinstance(batch, tuple | list) else ())
+        )
+        tensors = {key: value for key, value in values.items() if isinstance(value, torch.Tensor)}
         first, images = [*tensors][:1], [key for key, value in tensors.items() if value.ndim > 2]
-        if all(type(value) is torch.Tensor for value in tensors.values()) and images not in ([], first):
-            one = '{**batch, "x": transform(batch["x"])}' if keyed else "(transform(batch[0]), *batch[1:])"
-            raise ConfigError(
-                f"{self._unchecked} of torchvision transforms the first tensor of a batch alone, {first[0]!r}, and the "
-                f"images are {', '.join(map(repr, images))}; give it one field, as in lambda batch: {one}, or wrap "
-                "fields that change together in torchvision.tv_tensors (docs/data/transforms.md)",
-                self.where,
-            )
+        if images not in ([], first) and all(type(value) is torch.Tensor for value in tensors.values()):
+            what = f"{self._unchecked} of torchvision transforms the first tensor alone, {first[0]!r}; images are "
+            ways = 'transform one field, {**batch, "x": transform(batch["x"])}, or tv_tensors (docs/data/transforms.md)'
+            raise ConfigError(f"{what}{', '.join(map(repr, images))}; {ways}", self.where)
         self._unchecked = ""
 
 

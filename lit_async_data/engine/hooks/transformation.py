@@ -148,11 +148,7 @@ class _ProbedHook(Hook):
             same = all(made[key] is array and array.tobytes() == was for key, (array, was) in before.items())
             named = (getattr(part, "__module__", None) or getattr(part, "__name__", "") for _, part in values_in(self))
             if same and any(str(name).startswith("torchvision") for name in named):
-                log.warning(
-                    "%s: returned the arrays of the first sample unchanged; torchvision takes tensors, and leaves "
-                    'arrays as they are: transform(torch.from_numpy(sample["x"])) (docs/data/transforms.md)',
-                    self.where,
-                )
+                log.warning("%s: arrays came back unchanged; give torchvision tensors (see transforms.md)", self.where)
         return made
 
 

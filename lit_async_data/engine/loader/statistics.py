@@ -8,6 +8,7 @@ import hashlib
 import io
 import itertools
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from lit_async_data.batch.spec import Array, BatchSpec, FieldSpec, length_key, m
 from lit_async_data.batch.statistics import FieldStatistics, Moments
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.errors import ConfigError
+from lit_async_data.options import explains_names
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.composed.composed import SubsetSource
 from lit_async_data.sources.contract.checks import check_source, values_of
@@ -26,6 +28,8 @@ from lit_async_data.sources.contract.pickling import digest, probes
 from lit_async_data.sources.contract.source import Source, read
 from lit_async_data.sources.local_files import CacheFolder
 from lit_async_data.system import usable_cores
+
+log = logging.getLogger(__name__)
 
 # Bytes of a batch; samples, and bytes, that stand for all of a kept result.
 BATCH_BYTES, PROBES, PROBE_BYTES = 8 * 2**20, 32, 2**26
@@ -39,6 +43,7 @@ Kept = Mapping[str, tuple[int, ...]]
 Counted = dict[str, Moments]
 
 
+@explains_names()
 def statistics(
     source: Source,
     fields: str | int | Sequence[str | int] | None = None,
@@ -120,8 +125,12 @@ def _kept(key: str, field: FieldSpec, axis: Axis) -> tuple[int, ...]:
     """The axes of a sample to keep, ascending."""
     axes = len(field.shape)
     if axis == "channels":
-        has_channels = field.channel is not None or axes - field.lead >= 3
-        return (field.lead,) if has_channels and field.lead != _filled_axis(field) else ()
+        if field.lead == _filled_axis(field) or (field.channel is None and axes - field.lead < 3):
+            return ()
+        if field.channel is None and (count := field.shape[field.lead]) > 4 and field.shape[-1] in (1, 3, 4):
+            means = f"{key} of {field.shape} has {count} means, one for each place on axis {field.lead}"
+            log.warning("statistics: %s; if axis %d holds the channels, name it by axis= or layout=", means, axes - 1)
+        return (field.lead,)
     given: list[Any] = [] if axis is None else list(axis) if isinstance(axis, Sequence) else [axis]
     kept = {each % axes for each in given if isinstance(each, int) and -axes <= each < axes}
     filled = _filled_axis(field)

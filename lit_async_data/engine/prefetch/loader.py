@@ -27,7 +27,7 @@ from lit_async_data.engine.prefetch.packing import Packer, PinnedBufferPool
 from lit_async_data.engine.resources import memory
 from lit_async_data.engine.supervisor import COPYING, report_once
 from lit_async_data.errors import AsyncDataError, ClosedError, ConfigError
-from lit_async_data.options import lightning_seed
+from lit_async_data.options import INSTEAD, explains_names, lightning_seed
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.contract.source import Source
@@ -501,6 +501,7 @@ def _batch_seed(seed: int, kind: int, key: BatchIndex) -> int:
     return derived_key(seed, kind, rank, key.epoch, key.step)
 
 
+@explains_names(dict.fromkeys(INSTEAD, "give it to the loader that is wrapped"))
 def prefetched(
     loader: Iterable[Any],
     device_depth: int = 2,

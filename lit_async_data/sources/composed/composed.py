@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import BatchSpec, longest_of
 from lit_async_data.errors import AsyncDataError, ConfigError, FormatError
-from lit_async_data.options import ArrayLike
+from lit_async_data.options import OF_SOURCE, ArrayLike, explains_names
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
@@ -149,6 +149,7 @@ class ComposedSource(Source):
             return stack.pop_all().close
 
 
+@explains_names(OF_SOURCE)
 class ConcatSource(ComposedSource):
     """Several sources as one: the samples of the first, then those of the second, and so on.
 
@@ -311,6 +312,7 @@ def _with_names(parts: Iterable[Part], number: int) -> tuple[Part, ...]:
     return tuple(part if part.name else part._replace(name=f"sources[{number}]") for part in parts)
 
 
+@explains_names(OF_SOURCE)
 class SubsetSource(ComposedSource):
     """Selected samples of a source, in any order. Thread-safe if the source is.
 

@@ -18,7 +18,7 @@ from lit_async_data.errors import AsyncDataError, ConfigError, MissingError, cou
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.order.weights import IGNORED, SampleClasses
 from lit_async_data.sources.contract.source import EACH, Places, Source, numbered
-from lit_async_data.sources.table.labels import note_blanks, trim
+from lit_async_data.sources.table.labels import note_names, trim
 
 # Words that are no names of columns, unless one of these prefixes says which of the two they are.
 RULES = ("file", "group", "time")
@@ -164,7 +164,7 @@ def _of_values(source: Source, given: Any, what: str, option: str) -> Groups:
     codes, stored = _factorized(texts, option)
     trimmed, names = numbered(map(trim, stored))
     if len(names) < len(stored):
-        note_blanks(f"{source.name}: {what}", tuple(stored))
+        note_names(f"{source.name}: {what}", tuple(stored))
     return Groups(trimmed[codes], names, what)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, counted, few
-from lit_async_data.options import MAX_SEED, whole
+from lit_async_data.options import MAX_SEED, explains_names, whole
 from lit_async_data.order.permutation import Indices, Words, derived_keys
 from lit_async_data.order.weights import SampleClasses
 from lit_async_data.sources.composed.composed import SubsetSource
@@ -53,6 +53,7 @@ class Split(dict[str, SubsetSource]):
     overlap: int = 0
 
 
+@explains_names()
 def split(
     source: Source,
     fractions: Mapping[str, float | Sequence[int | str]] | None = None,
@@ -359,6 +360,7 @@ def _near_others(result: Split, places: Places, overlap: int) -> int:
 # -- folds -------------------------------------------------------------------------------------------------------------
 
 
+@explains_names()
 def folds(
     source: Source,
     k: int | None = None,

@@ -5,8 +5,10 @@ Reader processes import this module, so it imports no torch.
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
+import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -38,6 +40,10 @@ def first_good(count: int, attempt: Callable[[int], T], advice: str = "") -> T:
 
 def check_source(name: str, given: object, kinds: str = "a source") -> None:
     if isinstance(given, Source):
+        for member, own in vars(Source).items():
+            if {type(own), type(mine := inspect.getattr_static(given, member))} == {property, types.FunctionType}:
+                ways = "a property, and is to be called; leave out @property", "a method; write @property above it"
+                raise ConfigError(f"{type(given).__name__}.{member} is {ways[callable(mine)]}", name)
         return
     what = f"{given!r} is not {kinds}"
     several = list(given.values() if isinstance(given, Mapping) else given) if isinstance(given, Collection) else []

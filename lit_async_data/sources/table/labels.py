@@ -225,20 +225,14 @@ def trim(name: str) -> str:
 
 
 @functools.lru_cache(maxsize=16)
-def note_blanks(where: str, names: tuple[str, ...]) -> None:
-    """Warn once of names that are alike but for blanks."""
+def note_names(where: str, names: tuple[str, ...]) -> None:
+    """Warn once of names that are alike but for blanks, and of those that may stand for no value."""
     counts = collections.Counter(map(trim, names))
     if alike := [name for name in names if trim(name) != name and counts[trim(name)] > 1]:
         _log.warning("%s: %s differ from other names only by blanks, and count as these", where, listed(alike[:5]))
-
-
-@functools.lru_cache(maxsize=16)
-def note_names(where: str, names: tuple[str, ...]) -> None:
-    """Warn once of names that are alike but for blanks, and of those that may stand for no value."""
-    note_blanks(where, names)
     if absent := sorted(_ABSENT.intersection(names)):
         _log.warning(
-            "%s: classes %s may stand for no value; if so, leave cells empty, and set null", where, listed(absent)
+            "%s: names %s may stand for no value; if so, leave cells empty, and set null", where, listed(absent)
         )
 
 

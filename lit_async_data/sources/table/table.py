@@ -26,7 +26,7 @@ from lit_async_data.sources.table.labels import (
     check_notation,
     check_text,
     labels_of,
-    note_blanks,
+    note_names,
     parsed_text,
     texts_of,
 )
@@ -114,7 +114,7 @@ def _met(given: Filter, array: Any, origin: RowOrigin) -> npt.NDArray[np.bool_]:
         texts, array = array, compute.utf8_trim_whitespace(array)
         values = [one.strip() if isinstance(one, str) else one for one in values]
         if compute.any(compute.not_equal(texts, array)).as_py():
-            note_blanks(f"{origin.name}: column {quoted(given.column)}", tuple(texts.unique().drop_null().to_pylist()))
+            note_names(f"{origin.name}: column {quoted(given.column)}", tuple(texts.unique().drop_null().to_pylist()))
     unfit = ConfigError(
         f"column {quoted(given.column)} holds {array.type}, which cannot be compared by "
         f"{given.operator} {quoted(given.value)}; give a value of that type",

@@ -51,6 +51,14 @@ def test_axes_are_kept_as_they_are_named(values, axis, kept):
     check(statistics(ArraySource({"x": values}), axis=axis)["x"], values, kept)
 
 
+@pytest.mark.parametrize(("layout", "warned"), [(None, True), ({"x": "NHWC"}, False), ({"x": "NCHW"}, False)])
+def test_channels_that_seem_to_be_last_are_warned_of(layout, warned, h5, caplog):
+    with contextlib.closing(HDF5Source(h5(x=np.ones((2, 8, 8, 3), "u1")), {"x": "x"}, layout=layout)) as source:
+        statistics(source)
+    said = "x of (8, 8, 3) has 8 means, one for each place on axis 0; if axis 2 holds the channels, name it"
+    assert (said in caplog.text) == warned == ("means" in caplog.text)
+
+
 def test_classes_are_counted():
     several = np.array([[1, 0, 1], [0, 0, 1]], "f4")
     source = ArraySource({"y": np.array([3, 0]), "id": np.array([7, 2**40]), "z": np.array([-1, 1]), "w": several})

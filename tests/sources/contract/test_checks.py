@@ -50,6 +50,11 @@ def test_what_is_no_source_is_refused_with_what_to_do(use):
         (Squares, r"^\w+: .*Squares'> is not a source, but a class; call it: Squares\(…\)"),
         ([Squares(), Squares()], r"^\w+: .* is not a source, but several; ConcatSource\(\[…\]\) makes one of them"),
         ({"a": Squares()}, r"^\w+: .* is not a source, but several; ConcatSource"),
+        *(
+            (type("Own", (Squares,), {m: Squares.__len__})(), rf"^\w+: Own\.{m} is a method; write @")
+            for m in ("parts", "chunks")
+        ),
+        (type("Own", (Squares,), {"column": property(len)})(), r"^\w+: Own\.column is a property, and is to be called"),
         ("a.h5", r"^\w+: 'a\.h5' is not a source.*; build one, .*HDF5Source\('data\.h5'\)"),
         (TensorDataset(torch.zeros(3)), r"^(train|sources?): .* is not a source.*DatasetSource\(dataset\)"),
     ):
