@@ -82,7 +82,6 @@ def explains_names(*elsewhere: Mapping[str, str], **required: str) -> Callable[[
             object.__setattr__(self, name, value)
 
         if not is_class:
-            called.__globals__.setdefault("__test__", {})[kind.__name__] = checked  # doctest passes over wrappers
             return checked
         kind.__init__ = checked
         kind.__setattr__ = set_attribute if is_open else kind.__setattr__

@@ -2,10 +2,8 @@
 
 import copy
 import dataclasses
-import doctest
 import pickle
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -107,12 +105,6 @@ def test_an_option_that_belongs_elsewhere_is_told_its_place(kind, given, said):
     with pytest.raises(ConfigError, match=re.escape(said)) as caught:
         kind(*["x.h5"] * (kind is not AsyncDataModule), **given)
     assert caught.value.option in given
-
-
-def test_functions_that_explain_names_keep_their_examples():
-    for function in (lad.split, lad.folds, lad.statistics, lad.prefetched, read):
-        found = doctest.DocTestFinder().find(sys.modules[function.__module__])
-        assert f".{function.__name__}" in " ".join(each.name for each in found if each.examples)
 
 
 def test_an_option_that_is_set_too_late_is_refused():
