@@ -312,7 +312,7 @@ def _with_names(parts: Iterable[Part], number: int) -> tuple[Part, ...]:
     return tuple(part if part.name else part._replace(name=f"sources[{number}]") for part in parts)
 
 
-@explains_names(OF_SOURCE)
+@explains_names({"indices": "write samples="}, OF_SOURCE)
 class SubsetSource(ComposedSource):
     """Selected samples of a source, in any order. Thread-safe if the source is.
 
