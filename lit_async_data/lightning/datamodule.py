@@ -374,8 +374,8 @@ class AsyncDataModule(pl.LightningDataModule):
         """
         if not self.sources["train"]:
             raise ConfigError("there is no source for training, so there is no step to replay", "train")
-        whole("step", step, 0)
-        whole("accumulate_grad_batches", accumulate_grad_batches, 1)
+        step = whole("step", step, 0)
+        accumulate_grad_batches = whole("accumulate_grad_batches", accumulate_grad_batches, 1)
         source, options = self.sources["train"][0], dataclasses.replace(self._options_of("train"), workers=0)
         on = None if device is None else torch.device(device)
         arguments = LoaderArguments(None, source, options, rank, world_size, device=on)

@@ -97,7 +97,7 @@ class DatasetSource(Source):
         self._watch.look(dataset)
         try:
             with self._lock, put_back():
-                first = next(self._returned([0]))
+                first = next(self._returned([0], np.zeros(1, np.int64)))
         except ReadError as error:
             message = f"{error}; the source reads this sample to learn the fields, so it must be readable"
             raise SourceError(message, sample_id=0) from error.__cause__
@@ -139,7 +139,7 @@ class DatasetSource(Source):
         # Values are copied under the lock too: a dataset may reuse their memory in its next call.
         with self._lock:
             self._follow_epoch()
-            returned = self._returned(numbers)
+            returned = self._returned(numbers, READING.numbers(samples))
             for first in range(0, len(numbers), block):
                 chosen = numbers[first : first + block]
                 values = self._by_key(chosen, returned)
@@ -212,11 +212,10 @@ class DatasetSource(Source):
 
     # -- calls of the dataset's code ---------------------------------------------------------------------------------
 
-    def _returned(self, numbers: list[int]) -> Iterator[Any]:
+    def _returned(self, numbers: list[int], drawn: Indices) -> Iterator[Any]:
         if not numbers:
             return iter(())
-        own = np.array(numbers) if READING.numbers is None else READING.numbers
-        keys = None if READING.key is None or len(own) != len(numbers) else READING.keys(SAMPLE_KEYS, own)
+        keys = None if READING.key is None else READING.keys(SAMPLE_KEYS, drawn)
         if callable(getattr(self.dataset, "__getitems__", None)):
             if keys is not None:
                 seed_generators(keys[0])

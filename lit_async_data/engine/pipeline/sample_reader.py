@@ -160,7 +160,7 @@ class SampleReader:
         if numbers is None and (READING.key is not None or self.seed is not None):
             numbers = self.source.ids(samples)
         if READING.key is not None and numbers is not None:
-            READING.numbers = numbers
+            READING.drawing = samples, numbers
             seed_generators(*READING.keys(SOURCE_KEYS, numbers[:1]))
         if self.seed is None or numbers is None:
             self.source.read_into(samples, out)
@@ -225,25 +225,25 @@ class AroundBadSamples:
             self._bad.setdefault(sample, SourceError("reader processes ended while they read it", sample_id=sample))
         return bool(self._bad) and not self._bad.keys().isdisjoint(samples.tolist())
 
-    def choice(self, plan: EpochPlan, step: int) -> tuple[ReadAround, Indices | None]:
+    def choice(self, plan: EpochPlan, step: int) -> tuple[ReadAround, Indices]:
         """Tries each sample by itself; an error if it is the fault of none, or none can stand in for a bad one.
 
-        Also by what the random numbers of the samples go, if not by themselves.
+        Also the numbers by which random numbers go: of a stand-in, which comes in its own place too, below 0.
         """
-        planned, found, bad, places = plan.batch(step), list[int](), list[BadSample](), list[int]()
+        planned, found, bad, drawn = plan.batch(step), list[int](), list[BadSample](), list[int]()
         positions, stand_in = plan.positions(step).tolist(), self._policy == "substitute"
         for position, sample in zip(positions, planned.tolist(), strict=True):
-            if (error := self._tried(plan, step, sample, position)) is None:
+            if (error := self._tried(plan, step, sample, self._number(plan, sample, position))) is None:
                 found.append(sample)
-                places.append(position)
+                drawn.append(self._number(plan, sample, position))
                 continue
             bad.append(BadSample(position, sample, error))
             if stand_in:
                 others = self._substitutes(plan, step, position, bad)
                 found, stand_in = found + others, bool(others)  # where none can stand in, the rest is left out
-                places += [position] * len(others)
+                drawn += [-1 - position] * len(others)
         if found or (found := self._substitutes(plan, step, positions[0], bad, alone=True)):
-            numbers = np.array(places or positions[:1], np.int64) if plan.repeats else None
+            numbers = np.array(drawn or [-1 - positions[0]], np.int64)
             return ReadAround(tuple(found), tuple(bad)), numbers
         tried = {each.sample: each.error for each in bad}
         numbers = self._read.source.ids(np.array(list(tried), np.int64)).tolist()
@@ -260,18 +260,21 @@ class AroundBadSamples:
         """One that stands in for a bad sample, perhaps ``alone`` in its batch; none if all that are tried fail."""
         for attempt in range(ATTEMPTS):
             sample = plan.substitute(position, attempt, alone=alone)
-            if (error := self._tried(plan, step, sample, position)) is None:
+            if (error := self._tried(plan, step, sample, -1 - position)) is None:
                 return [sample]
             bad.append(BadSample(position, sample, error))
         return []
 
-    def _tried(self, plan: EpochPlan, step: int, sample: int, position: int) -> Exception | None:
+    def _number(self, plan: EpochPlan, sample: int, position: int) -> int:
+        return position if plan.repeats else int(self._read.source.ids(np.array([sample]))[0])
+
+    def _tried(self, plan: EpochPlan, step: int, sample: int, drawn: int) -> Exception | None:
         if sample in self._bad:
             return self._bad[sample]
-        number, drawn = np.array([sample], np.int64), np.array([position], np.int64) if plan.repeats else None
+        number = np.array([sample], np.int64)
         self._trying[0] = sample + 1
         try:
-            self._read.check(plan.epoch, number, drawn)
+            self._read.check(plan.epoch, number, np.array([drawn], np.int64))
         except Exception as caught:
             if not is_of_a_sample(caught):
                 raise

@@ -108,9 +108,9 @@ class ComposedSource(Source):
         self._read(samples, out, keys)
 
     def _read(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
-        drawn = READING.numbers
+        drawn = READING.numbers(samples)
         for number, positions, numbers in self._routed(samples):
-            READING.numbers = None if drawn is None else drawn[positions]
+            READING.drawing = numbers, drawn[positions]
             if isinstance(positions, slice):
                 pieces = {key: array[positions] for key, array in out.items()}
             else:
@@ -119,7 +119,6 @@ class ComposedSource(Source):
             if not isinstance(positions, slice):
                 for key, piece in pieces.items():
                     out[key][positions] = piece
-        READING.numbers = drawn
 
     def _read_of(self, number: int, numbers: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
         if keys is None:

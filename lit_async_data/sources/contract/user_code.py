@@ -168,7 +168,7 @@ class _Reading(threading.local):
 
     epoch: int | None = None
     key: int | None = None
-    numbers: Indices | None = None  # by which the generators are seeded for each sample of the present read
+    drawing: tuple[Indices, Indices] | None = None  # the samples of a read, and the number of each, for its seed
 
     @contextlib.contextmanager
     def of(self, epoch: int, seed: int | None, *, alike: bool) -> Iterator[None]:
@@ -177,7 +177,11 @@ class _Reading(threading.local):
         try:
             yield
         finally:
-            self.epoch = self.key = self.numbers = None  # not as before: an interrupt may have left that
+            self.epoch = self.key = self.drawing = None  # not as before: an interrupt may have left that
+
+    def numbers(self, samples: Indices) -> Indices:
+        """Those of this very array of samples; a source that reads others meanwhile has their own numbers."""
+        return self.drawing[1] if self.drawing is not None and self.drawing[0] is samples else samples
 
     def keys(self, kind: int, numbers: Indices) -> list[int]:
         """A key for each sample, or batch, of a kind, where there is a `key`."""

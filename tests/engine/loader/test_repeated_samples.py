@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lit_async_data import AsyncLoader, ConcatSource, DatasetSource, LoaderOptions, SubsetSource
+from lit_async_data.errors import CorruptError
 from lit_async_data.testing import ArraySource
 
 SAMPLES = 12
@@ -118,3 +119,63 @@ def test_datasets_that_draw_from_global_generators_do_so_anew_for_each_place():
         ConcatSource([source, DatasetSource(DrawingDataset())]), worker_kind="process", weights=None, epoch_size=None
     )
     assert len(both) == len({tuple(rest) for _, *rest in both}) == 2 * SAMPLES
+
+
+class Reading(ArraySource):
+    """A source of a user that reads others: partners beside its samples, several for each, or one after the other."""
+
+    def __init__(self, inner, way):
+        super().__init__({"i": np.arange(SAMPLES), "r": np.zeros(SAMPLES, "f4"), "p": np.zeros(SAMPLES, "f4")})
+        self.inner, self.way = inner, way
+
+    @property
+    def runs_user_code(self):
+        return True
+
+    def read_into(self, samples, out):
+        def drawn(numbers):
+            values = self.inner.spec.empty(len(numbers))
+            self.inner.read_into(numbers, values)
+            return values["r"]
+
+        out["i"][...] = samples
+        if self.way == "pairs":
+            out["r"][...], out["p"][...] = drawn(samples), drawn((samples + 1) % SAMPLES)
+        elif self.way == "windows":
+            values = drawn(np.concatenate([samples, (samples + 1) % SAMPLES]))
+            out["r"][...], out["p"][...] = values[: len(samples)], values[len(samples) :]
+        else:
+            for place in range(len(samples)):
+                out["r"][place], out["p"][place] = *drawn(samples[place : place + 1]), 0
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("way", ["pairs", "windows", "one by one"])
+@pytest.mark.parametrize("concat", [False, True])
+def test_a_source_that_reads_others_leaves_each_its_own_random_numbers(way, concat):
+    inner = ConcatSource([DatasetSource(DrawingDataset())]) if concat else DatasetSource(DrawingDataset())
+    options = {"worker_kind": "process", "weights": None, "epoch_size": None}
+    found, _ = pairs(Reading(inner, way), **options)
+    own = {number: drawn for number, drawn, _ in found}
+    assert len(set(own.values())) == SAMPLES
+    assert own == {number: drawn for number, drawn, _ in pairs(Reading(inner, way), **options, batch_size=3)[0]}
+    partners = {number: own[(number + 1) % SAMPLES] for number in own}
+    assert way == "one by one" or partners == {number: partner for number, _, partner in found}
+
+
+class Bad(Drawing):
+    def read_into(self, samples, out):
+        if 5 in samples:
+            raise CorruptError("damaged", sample_id=5)
+        super().read_into(samples, out)
+
+
+@pytest.mark.parametrize("kind", ["crops", "sample_transform"])
+def test_a_sample_that_stands_in_for_another_draws_anew_and_the_others_draw_as_ever(kind):
+    hooks, options = KINDS[kind][1], {"weights": None, "epoch_size": None, "shuffle": True}
+    found, _ = pairs(Bad(), on_error="substitute", max_bad=1.0, **hooks, **options)
+    whole, _ = pairs(Drawing(), **hooks, **options)
+    (stand_in,) = set(found) - set(whole)
+    assert len(found) == SAMPLES
+    assert set(whole) - set(found) == {pair for pair in whole if pair[0] == 5}
+    assert stand_in[0] in {number for number, *_ in found if number != 5}
