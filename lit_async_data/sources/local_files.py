@@ -154,6 +154,12 @@ def natural(path: str) -> list[tuple[bool, int, str]]:
     return [(piece.isdecimal(), int(piece) if piece.isdecimal() else 0, piece) for piece in re.split(r"(\d+)", path)]
 
 
+def has_word(name: str, pattern: str, *, whole: bool = False) -> bool:
+    """Whether the last component of a name, or any, has a word of a pattern; ``testImages_1`` has test, images, 1."""
+    found = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name if whole else name.rpartition("/")[2])
+    return any(re.fullmatch(pattern, word.lower()) for word in found)
+
+
 def files_matching(pattern: str) -> list[str]:
     """In natural order, without folders; ``**`` stands for any number of folders.
 

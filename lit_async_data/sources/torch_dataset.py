@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import io
 import logging
 import math
@@ -39,6 +40,7 @@ GRAIN = 32768
 ALTERNATIVE = "prefetched(loader) takes a DataLoader of your own for such batches"
 # Separate the keys of random numbers for samples from those for ``set_epoch``; other keys follow in `calls.py`.
 SAMPLE_KEYS, EPOCH_KEYS = 0, 1
+_LABELS = "classes", "targets", "target_transform"  # attributes
 
 
 @explains_names(OF_SOURCE)
@@ -104,6 +106,9 @@ class DatasetSource(Source):
         self._unread = unread.if_needed(dataset)
         self._watch.has_been_read(dataset)
         fields = {key: self._field(key, value) for key, value in _by_key(first).items()}
+        whole = [key for key, field in fields.items() if field.dtype == np.int64 and not field.shape]
+        if len(whole) == 1:
+            fields[whole[0]] = FieldSpec((), np.dtype(np.int64), classes=_class_names(dataset))
         if not fields:
             raise FormatError(f"{self.name}[0] holds no value; return at least one", sample_id=0)
         self._spec = BatchSpec(fields, as_mapping=isinstance(first, Mapping))
@@ -313,6 +318,16 @@ def _length(dataset: Any) -> int:
     if not (length := len(dataset)):
         raise ConfigError(f"{name} is empty; it needs at least one sample", "dataset")
     return length
+
+
+def _class_names(dataset: Any) -> tuple[str, ...]:
+    """Of a dataset as torchvision's, whose labels are its ``targets``."""
+    names, targets, change = (inspect.getattr_static(dataset, name, None) for name in _LABELS)
+    numbers = targets.tolist() if isinstance(targets, torch.Tensor | np.ndarray) else targets
+    if change or not (isinstance(names, list | tuple) and isinstance(numbers, list) and len(numbers) == len(dataset)):
+        return ()
+    named = [{*map(type, names)}, {*map(type, numbers)}] == [{str}, {int}] and {*numbers} <= {*range(len(names))}
+    return tuple(names) if named else ()
 
 
 def _read_error(call: str, number: int, cause: Exception) -> ReadError:

@@ -31,6 +31,7 @@ from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, image_format, 
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors
 from lit_async_data.sources.hdf5.storage.open_file import refuse_external_link
+from lit_async_data.sources.local_files import has_word
 from lit_async_data.tools.call import Call
 from lit_async_data.tools.terminal import indented, section, shapes, shortened, table
 
@@ -332,12 +333,6 @@ def scopes_of(nodes: Sequence[Dataset], parent: str = "") -> list[Scope]:
             node.name = f"{parent}{pattern}/{node.field}"
         found.append(Scope(groups[names[0]], f"{parent}{pattern}", f"{parent}{names[0]}", len(names)))
     return [Scope(rest), *found]
-
-
-def has_word(name: str, pattern: str, *, whole: bool = False) -> bool:
-    """Whether the last component of a name, or any, has a word of a pattern; ``testImages_1`` has test, images, 1."""
-    found = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name if whole else name.rpartition("/")[2])
-    return any(re.fullmatch(pattern, word.lower()) for word in found)
 
 
 def is_stage(name: str) -> bool:

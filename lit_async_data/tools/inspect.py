@@ -36,7 +36,7 @@ from lit_async_data.sources.hdf5.schema.categories import PACKING
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
-from lit_async_data.sources.local_files import files_matching, is_pattern
+from lit_async_data.sources.local_files import files_matching, has_word, is_pattern
 from lit_async_data.sources.manifest.columns import FILES, Column, Given, kind_of, kind_of_path
 from lit_async_data.sources.manifest.fields import Fields
 from lit_async_data.sources.manifest.files import RootDirectory
@@ -47,7 +47,7 @@ from lit_async_data.sources.table.table import Table, TableReader, column_names,
 from lit_async_data.tools import contents
 from lit_async_data.tools.call import ARGUMENTS, IMAGE, Call, add_source_arguments, given_source, source_of
 from lit_async_data.tools.check_all import check_all
-from lit_async_data.tools.contents import PLAIN, SPACE, ColumnReport, Dataset, Report, Scope, Suggestion, has_word
+from lit_async_data.tools.contents import PLAIN, SPACE, ColumnReport, Dataset, Report, Scope, Suggestion
 from lit_async_data.tools.terminal import as_json
 
 # Of one file: datasets that are looked at; and those that are described, where groups of equal structure count once.

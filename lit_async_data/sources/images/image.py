@@ -31,6 +31,7 @@ from lit_async_data.sources.images.image_shape import (
     draws_of,
     whole_pixels,
 )
+from lit_async_data.sources.local_files import has_word
 from lit_async_data.system import after_fork_in_child
 
 # An image is decoded at half, a quarter or an eighth of its size, where its format can, if this many times the output
@@ -43,6 +44,7 @@ _LARGE = 2**24
 # the time.
 _KERNELS = {"bilinear": "_upsample_bilinear2d_aa", "bicubic": "_upsample_bicubic2d_aa"}
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+_MASKS = "masks?|labels?|segs?|segmentations?|annotations?"
 
 _turn = threading.Lock()
 after_fork_in_child(_turn._at_fork_reinit)  # type: ignore[attr-defined]  # noqa: SLF001
@@ -266,23 +268,33 @@ class Shown(NamedTuple):
     turned: int  # the orientation by which it is turned
     mode: str  # of the file, as Pillow calls it
 
+    @property
+    def stored(self) -> tuple[int, int]:
+        return (self.size[1], self.size[0]) if self.turned > 4 else self.size  # before it is turned
+
 
 #: The images of a field, by places that the fields of a sample have in common.
 Places = Mapping[Any, Shown]
 
 
 class Alignment:
-    """The image fields that share their draw, and so show the same places."""
+    """The image fields that share their draw, and so show the same places; and arrays of their size beside them."""
 
-    def __init__(self, shapes: Mapping[str, ImageShape]) -> None:
+    def __init__(
+        self, shapes: Mapping[str, ImageShape], arrays: Mapping[str, tuple[int, ...]], names: Mapping[str, str]
+    ) -> None:
         self._shapes, by_draw = shapes, dict[str | None, list[str]]()
         for key, shape in shapes.items():
             by_draw.setdefault(shape.draw, []).append(key)
+            if has_word(f"{key}/{names[key]}", _MASKS, whole=True):
+                self._refuse_mixing(key, f"{key} ({names[key]}) is named as a mask")
         self._pairs = [pair for keys in by_draw.values() for pair in itertools.combinations(keys, 2)]
-        self.keys = frozenset(itertools.chain(*self._pairs))
+        self._arrays = {size: key for key, shape in arrays.items() for size in itertools.pairwise(shape)}
+        self._beside = by_draw.get(None, []) if self._arrays else []
+        self.keys = frozenset(itertools.chain(*self._pairs, self._beside))
 
     def mismatches(self, shown: Mapping[str, Places]) -> Iterator[tuple[str, Any, str]]:
-        """Field, place and reason of each image that does not fit that of another field."""
+        """Field, place and reason of each image that does not fit that of another field, or an array."""
         for one, other in self._pairs if len(shown) > 1 else ():
             seconds = shown.get(other, {})
             for place, first in shown.get(one, {}).items():
@@ -290,10 +302,28 @@ class Alignment:
                 if first[:2] != second[:2] and (what := self._mismatch({one: first, other: second})):
                     yield other, place, f"{what}; if {one} and {other} show different things, set draw: for one"
 
+        for key in self._beside:
+            for place, image in shown.get(key, {}).items():
+                yield from ((key, place, what) for what in self._beside_arrays(key, image))
+
+    def _beside_arrays(self, key: str, image: Shown) -> Iterator[str]:
+        shape, moved = self._shapes[key], dict[Any, tuple[str, str]]()
+        cut: tuple[str, str] = f"changed by resize: {shape.resize}", "set resize: stretch"
+        if shape.resize == "random_crop":
+            moved = {image.size: cut, shape.image_size: cut}
+        elif shape.resize != "stretch" and not _alike(image.size, shape.image_size):
+            moved = {image.size: cut}  # an array of the delivered size may be made of the same part
+        if image.turned != UPRIGHT:
+            way = f"write {key} as it looks, ImageOps.exif_transpose(image).save(…), and turn what its pixels gave"
+            moved[image.stored] = f"turned by the orientation in its file ({image.turned})", way
+        for size in moved.keys() & self._arrays.keys():
+            array, (how, way) = self._arrays[size], moved[size]
+            what = f"{key} is {how}, but {array}, an array of its height and width, is not: {way}; or store {array} as"
+            yield f"{what} images, class numbers with mode: P; if they show different things, set draw: for {key}"
+
     def _mismatch(self, pair: Mapping[str, Shown]) -> str:
         for (key, image), (mate, other) in itertools.permutations(pair.items()):
-            stored = (image.size[1], image.size[0]) if image.turned > 4 else image.size
-            if image.turned != UPRIGHT == other.turned and _alike(stored, other.size):
+            if image.turned != UPRIGHT == other.turned and _alike(image.stored, other.size):
                 return (
                     f"{key} is turned by the orientation in its file ({image.turned}), but {mate}, whose shape is that "
                     f"of the stored pixels, is not: turn {mate} too if it was made from the stored pixels, or write "
@@ -307,15 +337,19 @@ class Alignment:
 
     def check_modes(self, shown: Mapping[str, Places]) -> None:
         """Refuse grey and palettes without a mode in the first images: resizing would mix the numbers of masks."""
-        for key in sorted(self.keys & shown.keys()):
-            shape, modes = self._shapes[key], {each.mode for each in shown[key].values()}
-            mixes = shape.mode is None and shape.image_size is not None and shape.resampling != "nearest"
-            if mixes and modes & {*formats.GREYS, *formats.PALETTES}:
-                what = "missing: the first image is grey or has a palette, beside another image, and resizing would mix"
-                ways = "P for the numbers of a mask, L for grey tones, or RGB for colours"
-                raise ConfigError(f"{what} the numbers of a mask; set {ways}", f"fields.{key}.mode")
+        for key in sorted({*itertools.chain(*self._pairs)} & shown.keys()):
+            if {each.mode for each in shown[key].values()} & {*formats.GREYS, *formats.PALETTES}:
+                self._refuse_mixing(key, "the first image is grey or has a palette, beside another image")
+
+    def _refuse_mixing(self, key: str, what: str) -> None:
+        shape = self._shapes[key]
+        if shape.mode is None and shape.image_size is not None and shape.resampling != "nearest":
+            ways = (
+                "P for the numbers of a mask, L for grey tones, or RGB for colours (of a mask: interpolation: nearest)"
+            )
+            raise ConfigError(f"missing: {what}, and resizing would mix numbers; set {ways}", f"fields.{key}.mode")
 
 
-def _alike(one: tuple[int, int], other: tuple[int, int]) -> bool:
+def _alike(one: tuple[int, int], other: Any) -> bool:
     """Whether two images have one shape, up to a scale and the rounding of sides."""
-    return abs(one[0] * other[1] - one[1] * other[0]) <= max(*one, *other)
+    return bool(abs(one[0] * other[1] - one[1] * other[0]) <= max(*one, *other))

@@ -36,7 +36,7 @@ class ImageOptions:
         mode: ``"RGB"``, ``"L"`` (grey), ``"RGBA"`` or ``"LA"``. Modes without A drop transparency and show the colours
             stored below it. ``"P"``: the stored numbers of a palette image, for masks of classes; also the values of
             8-bit grey, and 0 and 1 of 1-bit images. ``"uint16"``: grey of 9 to 16 bits (PNG and TIFF), as stored.
-            None: ``"RGB"``; an error if an image that is resized beside another one is grey or has a palette.
+            None: ``"RGB"``; an error for resized masks, by name, and grey or palettes beside another image.
         resize: How an image of another shape is made to fit. ``"stretch"``: both sides are resized. ``"crop"``: the
             shorter side is resized to fit, and the middle of the longer one is taken. ``"pad"``: the longer side is
             resized to fit, and the rest is ``fill``. ``"random_crop"``: a random part of each image, another one in
@@ -54,7 +54,7 @@ class ImageOptions:
             the upper 8 of the stored bits are kept (for 16 bits, the value divided by 256).
         draw: Image fields with the same text share their random crops, as a view and its mask do. None: all fields
             without a text do. Those that share are taken to show the same places: one that is turned beside one that
-            is not, or a mask of another shape than its image, is an error.
+            is not, or a mask of another shape than its image, is an error; so is an array of its size that is not cut.
     """
 
     image_size: int | tuple[int, int] | None = None

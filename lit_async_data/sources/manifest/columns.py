@@ -244,13 +244,9 @@ def _check_options(key: str, column: Column, kind: Kind | None) -> None:
 def _kind_of_value(value: Any, root: RootDirectory) -> Kind | None:
     if not isinstance(value, str) or not value:
         return None
-    known = kind_of_path(value)
-    if known is not None:
-        return known
-    try:
-        return "image" if os.path.isfile(root.path_of(value)) else None
-    except ManifestError:
-        return None
+    with contextlib.suppress(ManifestError):
+        return kind_of_path(value) or ("image" if os.path.isfile(root.path_of(value)) else None)
+    return None
 
 
 # -- the rows of a table as samples ------------------------------------------------------------------------------------

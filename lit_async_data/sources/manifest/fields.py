@@ -300,8 +300,10 @@ class Fields:
             if key not in hdf5:
                 with within(f"fields.{key}."):
                     self.files[key] = FileField(Paths(self.rows, column, root), kinds[key], column, self.prefetcher)
-        self.alignment = Alignment({key: columns[key].image for key in self.files if kinds[key] == "image"})
         self.hdf5 = [self._hdf5_fields(group, root) for group in grouped_by_location(hdf5, table)]
+        images = {key: columns[key].image for key in self.files if kinds[key] == "image"}
+        arrays = {key: spec.shape for key, spec in self.specs.items() if key not in images}
+        self.alignment = Alignment(images, arrays, {key: columns[key].names[0] for key in images})
 
     def _hdf5_fields(self, columns: Mapping[str, Column], root: RootDirectory) -> HDF5Fields:
         (key, first), table = next(iter(columns.items())), self.rows.table
@@ -561,11 +563,12 @@ def _cast(column: Column, labels: Labels, table: Table) -> Labels:
 
 
 def _warn_of_ids(column: Column, labels: Labels) -> None:
-    count, inferred = len(labels.values), column.kind is None and column.classes is None
-    if inferred and labels.values.ndim == 1 and len(labels.classes) == count >= _SUSPICIOUS_ROWS:
+    inferred, several = column.kind is None and column.classes is None, labels.values.ndim > 1
+    count = np.count_nonzero(labels.values) if several else len(labels.values)
+    if inferred and len(labels.classes) == count >= _SUSPICIOUS_ROWS:
         _log.warning(
-            "column %s: each of its %d rows is another class; if these are paths of files, set kind: image or "
-            "kind: npy, and check root",
+            "column %s: each of its %d texts is another class; if these are paths of files, set kind: image or "
+            "kind: npy, and suffix if they lack an ending, and check root",
             quoted(column.names[0]),
             count,
         )

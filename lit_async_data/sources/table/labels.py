@@ -43,7 +43,7 @@ _OTHER = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 # How Python shows an object.
-_REPR = re.compile(r"[\w.]+\([\[{'\"].*\)|(np|torch|datetime)\.\w+\(.*\)|b'.*'|<.+ at 0x\w+>", re.DOTALL)
+_REPR = re.compile(r"[\w.]+\([\[{'\"].*\)|((np|torch|datetime)\.\w+|tensor)\(.*\)|b'.*'|<.+ at 0x\w+>", re.DOTALL)
 # Endings of files that hold data; and folders that absolute paths begin with, unlike /m/01g317, a class of AudioSet.
 _FILES = "jpe?g|png|tiff?|webp|bmp|gif|npy|npz|h5|hdf5?|h5ad|nc4?|zarr|dcm|dicom|nii|nrrd|mha|mhd|svs|czi|csv|tsv|txt"
 _FILES += "|xml|ya?ml|jsonl?|parquet|arrow|feather|pkl|pickle|pth?|ckpt|mat|wav|mp3|flac|ogg|m4a|mp4|avi|mov|mkv"
@@ -53,7 +53,7 @@ _ROOTS += "|storage|gpfs|lustre|nfs|beegfs|fsx|efs|dbfs|cluster|export|net|raid|
 # An address; a path of a drive, a share, the home folder, a variable, or the folder that a program runs in; a file.
 _PATH = re.compile(
     r"[a-z][a-z0-9+.-]*://.+|[a-z]:[\\/].+|\\\\\w.*|(~\w*|\.\.?|\$\w+|\$\{\w+\}|%\w+%)[\\/].+"
-    rf"|/({_ROOTS})\d*/.+|(.*[\\/])?[^\\/]+\.({_FILES})[\\/]?",
+    rf"|/({_ROOTS})\d*/.+|(.*[\\/])?[^\\/]+\.({_FILES})[\\/]?|([\w.-]+\\)+[\w.-]+",
     re.IGNORECASE | re.DOTALL,
 )
 _MEANINGS = {
@@ -220,16 +220,17 @@ def no_classes(distinct: Iterable[str], *, several: bool = False) -> str:
 
 
 def trim(name: str) -> str:
-    """Blank names stay."""
-    return name.strip() or name
+    """Without blanks and a byte order mark, in one Unicode form; blank names stay."""
+    return unicodedata.normalize("NFC", name.strip().strip("\ufeff").strip()) or name
 
 
 @functools.lru_cache(maxsize=16)
 def note_names(where: str, names: tuple[str, ...]) -> None:
-    """Warn once of names that are alike but for blanks, and of those that may stand for no value."""
+    """Warn once of names that `trim` makes alike, and of those that may stand for no value."""
     counts = collections.Counter(map(trim, names))
     if alike := [name for name in names if trim(name) != name and counts[trim(name)] > 1]:
-        _log.warning("%s: %s differ from other names only by blanks, and count as these", where, listed(alike[:5]))
+        what = "differ from other names only by blanks or Unicode form, and count as these"
+        _log.warning("%s: %s %s", where, listed(alike[:5]), what)
     if absent := sorted(_ABSENT.intersection(names)):
         _log.warning(
             "%s: names %s may stand for no value; if so, leave cells empty, and set null", where, listed(absent)

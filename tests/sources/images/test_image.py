@@ -297,7 +297,10 @@ def complaint(image, mask, *, of_image=None, of_mask=None):
     """What is wrong with an image and a mask, each (height, width, orientation); empty if nothing."""
     shapes = {"x": ImageShape(**of_image or {}), "m": ImageShape(**{"mode": "P", **(of_mask or {})})}
     shown = {"x": {7: Shown(image[:2], image[2], "RGB")}, "m": {7: Shown(mask[:2], mask[2], "L")}}
-    return "".join(f"{key} {place}: {what}" for key, place, what in Alignment(shapes).mismatches(shown))
+    return "".join(
+        f"{key} {place}: {what}"
+        for key, place, what in Alignment(shapes, {}, dict.fromkeys(shapes, "")).mismatches(shown)
+    )
 
 
 @pytest.mark.parametrize("turned", range(2, 9))
@@ -336,7 +339,7 @@ def test_grey_and_palettes_need_a_mode_beside_another_image(mode):
     def check(*, image_size=8, **options):
         shapes = {"x": ImageShape(image_size=8), "m": ImageShape(image_size=image_size, **options)}
         shown = {"x": {0: Shown((9, 9), 1, "RGB")}, "m": {0: Shown((9, 9), 1, mode)}}
-        Alignment(shapes).check_modes(shown)
+        Alignment(shapes, {}, dict.fromkeys(shapes, "")).check_modes(shown)
 
     message = "fields.m.mode: missing: the first image is grey or has a palette, .*; set P for the numbers"
     with pytest.raises(ConfigError, match=message) as caught:
@@ -344,3 +347,42 @@ def test_grey_and_palettes_need_a_mode_beside_another_image(mode):
     assert caught.value.option == "fields.m.mode"
     for fine in ({"mode": "P"}, {"mode": "RGB"}, {"interpolation": "nearest"}, {"image_size": None}, {"draw": "m"}):
         check(**fine)
+
+
+@pytest.mark.parametrize(
+    ("array", "options", "image", "how"),
+    [
+        ((20, 40), {}, (20, 40, 1), ""),
+        ((20, 40), {"resize": "random_crop"}, (20, 40, 1), "changed by resize: random_crop"),
+        ((5, 20, 40), {"resize": "random_crop"}, (20, 40, 1), "changed by resize: random_crop"),
+        ((20, 40, 2), {"resize": "crop"}, (20, 40, 1), "changed by resize: crop"),
+        ((20, 40), {"resize": "pad"}, (20, 40, 1), "changed by resize: pad"),
+        ((20, 20), {"resize": "crop"}, (20, 20, 1), ""),  # of one shape with the result: nothing is cut
+        ((8, 8), {"resize": "crop"}, (20, 40, 1), ""),  # may be the same part
+        ((8, 8), {"resize": "random_crop"}, (20, 40, 1), "changed by resize: random_crop"),
+        ((8, 8), {"resize": "random_crop", "draw": "x"}, (20, 40, 1), ""),
+        ((40,), {"resize": "random_crop"}, (20, 40, 1), ""),
+        ((10, 20), {"resize": "random_crop"}, (20, 40, 1), ""),
+        ((40, 20), {}, (20, 40, 6), "turned by the orientation in its file (6)"),
+        ((20, 40), {}, (20, 40, 6), ""),  # made from what the image shows
+        ((3, 20, 40), {}, (20, 40, 3), "turned by the orientation in its file (3)"),
+    ],
+)
+def test_an_array_of_the_size_of_an_image_that_is_cut_or_turned(array, options, image, how):
+    alignment = Alignment({"x": ImageShape(image_size=8, **options)}, {"m": array}, {"x": "photo"})
+    found = list(alignment.mismatches({"x": {7: Shown(image[:2], image[2], "RGB")}}))
+    assert [(key, place) for key, place, _ in found] == [("x", 7)] * bool(how)
+    said = f"x is {how}, but m, an array of its height and width, is not: "
+    assert all(what.startswith(said) and what.endswith("set draw: for x") for *_, what in found)
+
+
+@pytest.mark.parametrize("names", [("m", "/train/masks/7"), ("segLabel", "p"), ("m", "tumour_seg")])
+def test_a_field_named_as_a_mask_is_not_resized_as_a_picture(names):
+    def made(names=names, *, image_size=8, **options):
+        return Alignment({names[0]: ImageShape(image_size=image_size, **options)}, {}, dict([names]))
+
+    with pytest.raises(ConfigError, match=r"is named as a mask, and resizing would mix .*; set P for the numbers of a"):
+        made()
+    for fine in ({"mode": "P"}, {"mode": "RGB"}, {"interpolation": "nearest"}, {"image_size": None}):
+        made(**fine)
+    made(("masked", "segment/photo"))

@@ -318,13 +318,20 @@ def test_a_path_that_is_missing_can_be_dropped(folder):
     assert read(source, np.arange(11))["x"][:, 0, 0].tolist() == list(range(1, 12))
 
 
+NOTE = "if these are paths of files, set kind: image or kind: npy, and suffix if they lack an ending, and check root"
+
+
 def test_paths_that_are_taken_for_classes_are_told(tmp_path, caplog):
-    ManifestSource(pa.table({"v": [[f"{number}"] for number in range(10)]}), {"v": "v"})  # may be several to a row
+    lists = [[f"p/{number}", f"q/{number}"] for number in range(5)]
+    ManifestSource(pa.table({"v": [*lists, ["p/0"]]}), {"v": "v"})
     assert not caplog.records
+    ManifestSource(pa.table({"v": lists}), {"v": "v"})
+    assert caplog.messages == ["column 'v': each of its 10 texts is another class; " + NOTE]
+    caplog.clear()
     table = pa.table({"p": [f"img_{number}" for number in range(10)], "y": ["a", "b"] * 5})
     ManifestSource(table, {"x": "p", "y": "y"}, root=tmp_path)
     (record,) = caplog.records
-    assert record.getMessage().startswith("column 'p': each of its 10 rows is another class; if these are")
+    assert record.getMessage() == "column 'p': each of its 10 texts is another class; " + NOTE
 
 
 def test_patients_that_are_no_label_stay_out_of_the_fields_and_are_looked_up():

@@ -295,6 +295,8 @@ def test_other_text_is_classes(cells, tmp_path):
         (["inf", "1.5"], "numbers; give them as numbers"),
         (["b'ab'", "<Shape object at 0x7f00>"], "JSON or Python objects"),
         (["a.png", "NaN", "b.png"], "paths"),
+        (["imgs\\a", "imgs\\b"], "paths"),
+        (["tensor(1)", "tensor(0)"], "JSON or Python objects"),
         (["\\alpha", "\\beta"], ""),
         (['"cat"', '"dog"'], ""),
         (["[" * 100_000 + "]" * 100_000], ""),
@@ -312,7 +314,10 @@ def test_blanks_around_a_name_make_no_other_class(caplog):
     source = ManifestSource(pa.table({"y": cells}), {"y": "y"})
     assert source.spec["y"].classes == (" ", "a b", "cat", "dog")
     assert source.column("y").tolist() == [2, 2, 2, 3, 1, 0]
-    message = "the table given: column 'y': 'cat ', ' cat' differ from other names only by blanks, and count as these"
+    message = (
+        "the table given: column 'y': 'cat ', ' cat' differ from other names only by blanks or Unicode form, and "
+    )
+    message += "count as these"
     assert [record.getMessage() for record in caplog.records] == [message]
     given = ManifestSource(pa.table({"y": cells[:4]}), {"y": {"name": "y", "classes": ["dog", "cat ", "cat"]}})
     assert given.column("y").tolist() == [2, 1, 2, 0]
@@ -320,6 +325,13 @@ def test_blanks_around_a_name_make_no_other_class(caplog):
     assert ids.spec["y"].texts == tuple(sorted(cells))
     lists = ManifestSource(pa.table({"y": [["cat ", "dog"], ["cat"], ["cat", " cat"]]}), {"y": "y"})
     assert read(lists, [0, 1, 2])["y"].tolist() == [[1, 1], [1, 0], [1, 0]]
+
+
+def test_one_name_in_two_unicode_forms_or_with_a_byte_order_mark_is_one_class():
+    cells = ["caf\u00e9", "cafe\u0301", "\ufeffcaf\u00e9 ", "cafe"]
+    source = ManifestSource(pa.table({"y": cells}), {"y": "y"})
+    assert (source.spec["y"].classes, source.column("y").tolist()) == (("cafe", "caf\u00e9"), [1, 1, 1, 0])
+    assert source.with_classes({"y": ("caf\u00e9", "cafe")}).column("y").tolist() == [0, 0, 0, 1]
 
 
 def test_stages_take_names_without_the_blanks_around_them():

@@ -11,8 +11,8 @@ from support.files.values import some
 from support.sources.datasets import read, refused
 from torch.utils.data import DataLoader
 
-from lit_async_data import AsyncLoader, DatasetSource, LoaderOptions
-from lit_async_data.errors import FormatError
+from lit_async_data import AsyncDataModule, AsyncLoader, DatasetSource, LoaderOptions
+from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.sources.torch_dataset import GRAIN
 
 REAL = ["u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "?", "c8", "c16"]
@@ -149,3 +149,22 @@ def test_a_value_that_is_no_number_is_refused_by_name_and_type(what):
     assert error.sample_id == 0
     error = refused(FormatError, rf"^list\[1\], field 'y': {said}", lambda: read(DatasetSource(samples), [0, 1]))
     assert error.sample_id == 1
+
+
+class Birds(list):
+    """As ImageFolder and MNIST of torchvision."""
+
+    def __init__(self, classes, targets, **attributes):
+        super().__init__([(torch.zeros(3), 0), (torch.zeros(3), 1)])
+        vars(self).update(attributes, classes=classes, targets=targets)
+
+
+@pytest.mark.parametrize("targets", [[0, 1], torch.tensor([0, 1]), np.array([0, 1])])
+def test_classes_of_torchvision_are_names_of_the_targets(targets):
+    assert DatasetSource(Birds(["auk", "emu"], targets)).spec["1"].classes == ("auk", "emu")
+    for names, numbers in (["auk"], targets), ("ab", targets), (["auk", "emu"], [0, 1, 0]), (["auk", "emu"], [{}, {}]):
+        assert DatasetSource(Birds(names, numbers)).spec["1"].classes == ()
+    assert DatasetSource(Birds(["auk", "emu"], targets, target_transform=abs)).spec["1"].classes == ()
+    train, val = (DatasetSource(Birds(names, targets)) for names in (["auk", "emu", "owl"], ["emu", "owl"]))
+    with pytest.raises(ConfigError, match="the same number would mean different classes"):
+        AsyncDataModule(train=train, val=val, loader={"batch_size": 2}).setup("fit")

@@ -91,7 +91,8 @@ class PartReader:
             channels = [((*before, number), self._field_reader(each)) for number, each in enumerate(field.channels)]
             self.fields[key] = channels or [((), self._field_reader(field))]
         images = {key: field.images.decoder.shape for key, field in part.fields.items() if field.images}
-        self.alignment = Alignment(images)
+        arrays = {key: field.spec.shape for key, field in part.fields.items() if key not in images}
+        self.alignment = Alignment(images, arrays, {key: part.fields[key].values.name for key in images})
 
     def read(self, samples: Indices, out: Mapping[str, Array], keys: Words | None) -> dict[str, Places]:
         """Fill arrays with samples, counted from the start of the part; the keys select random crops.

@@ -347,15 +347,18 @@ def test_text_that_seems_to_be_no_names_is_refused(texts, tmp_path):
 
 def test_blanks_around_a_name_make_no_other_class(tmp_path, caplog):
     write(tmp_path / "0.h5", ["auk", "auk  ", "owl"])
-    write(tmp_path / "1.h5", [" owl", "auk", "emu"])
+    write(tmp_path / "1.h5", [" owl", "\ufeffauk", "emu"])
     paths = [tmp_path / "0.h5", tmp_path / "1.h5"]
     source = HDF5Source(paths, {"x": "x", "y": "y"})
     assert source.spec["y"].classes == ("auk", "emu", "owl")
     assert source.column("y").tolist() == [0, 0, 2, 2, 0, 1]
-    assert "0.h5:/y: ' owl', 'auk  ' differ from other names only by blanks, and count as these" in caplog.text
+    assert (
+        "0.h5:/y: ' owl', 'auk  ', '\\ufeffauk' differ from other names only by blanks or Unicode form, and"
+        in caplog.text
+    )
     assert source.with_classes({"y": ("emu", "owl", "auk")}).column("y").tolist() == [2, 2, 1, 1, 2, 0]
     ids = HDF5Source(paths, {"x": "x", "y": Field("y", kind="text")})
-    assert ids.spec["y"].texts == (" owl", "auk", "auk  ", "emu", "owl")
+    assert ids.spec["y"].texts == (" owl", "auk", "auk  ", "emu", "owl", "\ufeffauk")
 
 
 def test_empty_text(tmp_path):

@@ -119,6 +119,27 @@ def test_grey_beside_another_image_needs_a_mode(tmp_path):
     assert rgb.spec["m"].shape == (3, 8, 8)
 
 
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_plain_array_beside_an_image_that_is_cut_or_turned(storage, tmp_path):
+    write, given, options = STORAGES[storage]
+    array, window = {"groups": ("a", {}), "datasets": ("a/*", {})}.get(
+        storage, ("a", {"window": (-1, 1), "pad": "last"})
+    )
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        write(file)
+        for row in range(ROWS):
+            file[f"s{row}/a" if storage == "groups" else f"a/{row}" if storage == "datasets" else f"b/{row}"] = MASK
+        if window:
+            file["a"] = np.stack([MASK] * ROWS)
+    fields = {"x": given["x"], "a": Field(array, **window)}
+    with pytest.raises(FormatError, match=r"x is turned by the orientation in its file \(3\), but a") as caught:
+        read(HDF5Source(tmp_path / "a.h5", fields, **options), [0, TURNED])
+    assert caught.value.sample_id == TURNED
+    cut = Field(given["x"].name, decode="image", image_size=8, resize="random_crop")
+    with pytest.raises(FormatError, match="x is changed by resize: random_crop, but a, an array of its height"):
+        HDF5Source(tmp_path / "a.h5", fields | {"x": cut}, **options)
+
+
 def test_two_views_can_be_cropped_apart(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), "u1")
