@@ -108,7 +108,7 @@ class DatasetSource(Source):
         fields = {key: self._field(key, value) for key, value in _by_key(first).items()}
         whole = [key for key, field in fields.items() if field.dtype == np.int64 and not field.shape]
         if len(whole) == 1:
-            fields[whole[0]] = FieldSpec((), np.dtype(np.int64), classes=_class_names(dataset))
+            fields[whole[0]] = FieldSpec((), np.dtype(np.int64), meanings=tuple(enumerate(_class_names(dataset))))
         if not fields:
             raise FormatError(f"{self.name}[0] holds no value; return at least one", sample_id=0)
         self._spec = BatchSpec(fields, as_mapping=isinstance(first, Mapping))

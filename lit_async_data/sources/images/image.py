@@ -308,11 +308,11 @@ class Alignment:
 
     def _beside_arrays(self, key: str, image: Shown) -> Iterator[str]:
         shape, moved = self._shapes[key], dict[Any, tuple[str, str]]()
-        cut: tuple[str, str] = f"changed by resize: {shape.resize}", "set resize: stretch"
-        if shape.resize == "random_crop":
-            moved = {image.size: cut, shape.image_size: cut}
-        elif shape.resize != "stretch" and not _alike(image.size, shape.image_size):
-            moved = {image.size: cut}  # an array of the delivered size may be made of the same part
+        cut = f"changed by resize: {shape.resize}", "set resize: stretch"
+        if shape.resize == "random_crop" or (shape.resize != "stretch" and not _alike(image.size, shape.image_size)):
+            moved[image.size] = cut
+        if shape.resize == "random_crop":  # else an array of the delivered size may be made of the same part
+            moved[shape.image_size] = cut
         if image.turned != UPRIGHT:
             way = f"write {key} as it looks, ImageOps.exif_transpose(image).save(…), and turn what its pixels gave"
             moved[image.stored] = f"turned by the orientation in its file ({image.turned})", way

@@ -161,10 +161,10 @@ class Birds(list):
 
 @pytest.mark.parametrize("targets", [[0, 1], torch.tensor([0, 1]), np.array([0, 1])])
 def test_classes_of_torchvision_are_names_of_the_targets(targets):
-    assert DatasetSource(Birds(["auk", "emu"], targets)).spec["1"].classes == ("auk", "emu")
+    assert DatasetSource(Birds(["auk", "emu"], targets)).spec["1"].named == {0: "auk", 1: "emu"}
     for names, numbers in (["auk"], targets), ("ab", targets), (["auk", "emu"], [0, 1, 0]), (["auk", "emu"], [{}, {}]):
-        assert DatasetSource(Birds(names, numbers)).spec["1"].classes == ()
-    assert DatasetSource(Birds(["auk", "emu"], targets, target_transform=abs)).spec["1"].classes == ()
+        assert DatasetSource(Birds(names, numbers)).spec["1"].named == {}
+    assert DatasetSource(Birds(["auk", "emu"], targets, target_transform=abs)).spec["1"].named == {}
     train, val = (DatasetSource(Birds(names, targets)) for names in (["auk", "emu", "owl"], ["emu", "owl"]))
     with pytest.raises(ConfigError, match="the same number would mean different classes"):
         AsyncDataModule(train=train, val=val, loader={"batch_size": 2}).setup("fit")
