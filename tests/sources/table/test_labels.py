@@ -314,9 +314,7 @@ def test_blanks_around_a_name_make_no_other_class(caplog):
     source = ManifestSource(pa.table({"y": cells}), {"y": "y"})
     assert source.spec["y"].classes == (" ", "a b", "cat", "dog")
     assert source.column("y").tolist() == [2, 2, 2, 3, 1, 0]
-    message = (
-        "the table given: column 'y': 'cat ', ' cat' differ from other names only by blanks or Unicode form, and "
-    )
+    message = "the table given: column 'y': 'cat ', ' cat' differ from other names only by blanks or Unicode form, and "
     message += "count as these"
     assert [record.getMessage() for record in caplog.records] == [message]
     given = ManifestSource(pa.table({"y": cells[:4]}), {"y": {"name": "y", "classes": ["dog", "cat ", "cat"]}})
