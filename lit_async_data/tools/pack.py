@@ -29,6 +29,7 @@ from lit_async_data.errors import ConfigError, CorruptError, SourceError, counte
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.contract.source import Source, read, starts
+from lit_async_data.sources.hdf5.parts.part import PACKED_PARTS
 from lit_async_data.sources.hdf5.schema.categories import PACKING
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.hdf5.storage.codecs import LZ4, ZSTD, write_chunk
@@ -89,6 +90,9 @@ def report(packed: Packed, path: str) -> str:
         lines.append(f"  {field.key:<{width}}  {field.dtype}{shape}{classes}; {how}")
     fields = {field.key: field.given(unpacked=bool(field.packing)) for field in plan.fields}
     program = Call("HDF5Source", path, fields, plan.source_options).python()
+    if packed.parts > 1 and not plan.sections[0][0]:
+        ends = 'groups="origin/part" splits by them; with --keep-parts, windows do not cross them'
+        lines.append(f"  The {packed.parts:,} parts of the input lie end to end: {ends}")
     return "\n".join([*lines, "Read it with", *(f"  {line}" for line in program.splitlines()), ""])
 
 
@@ -99,6 +103,7 @@ class Packed:
     decoded: int  # bytes of its samples
     plan: Plan
     seconds: float
+    parts: int  # files, and groups in them, of the input
 
 
 def pack(
@@ -149,7 +154,9 @@ def pack(
         release()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(part)
-    return Packed(len(source), nbytes, source.spec.nbytes * len(source), plan, time.monotonic() - started)
+    return Packed(
+        len(source), nbytes, source.spec.nbytes * len(source), plan, time.monotonic() - started, len(source.parts)
+    )
 
 
 def _check_names(source: Source, columns: Sequence[str]) -> None:
@@ -322,7 +329,7 @@ class _Writer:
         self._starts = starts([part.samples for part in source.parts])
         first: Any = source.locate(source.ids(np.zeros(1, np.int64)))[0]
         self._texts = [name for name in ("id", "path") if getattr(first, name, None) is not None]
-        file.create_dataset("origin/parts", data=list(numbers), dtype=TEXT)
+        file.create_dataset(PACKED_PARTS, data=list(numbers), dtype=TEXT)
         kept, begin = {name: _column(source, name) for name in columns}, 0
         for group, rows in plan.sections:
             holder = file.require_group(group or "/")

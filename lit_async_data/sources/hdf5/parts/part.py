@@ -36,6 +36,8 @@ from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, as_sour
 from lit_async_data.sources.hdf5.storage.open_file import ExternalFiles, FileIdentity
 from lit_async_data.sources.table.labels import INEXACT
 
+# Names the parts of the input in a file that `pack` wrote without keeping them apart.
+PACKED_PARTS = "origin/parts"
 # Chunks per group for each chunk that samples reach into. A quarter of the chunks is then decoded twice.
 CHUNKS_PER_RUN = 4
 # Share of chunks decoded twice up to which every chunk is a group.
@@ -324,6 +326,10 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
     _check_lengths(group.path, fields, chosen=request.rows is not None)
     rows = next(iter(fields.values())).stored.rows
     spans = [field.inside for field in fields.values()]
+    packed = group.node(PACKED_PARTS) if any(field.window is not None for field in request.fields.values()) else None
+    if isinstance(packed, h5py.Dataset) and len(packed) > 1 and request.rows is None:
+        what = "were packed end to end, and windows cross them; pack again with --keep-parts"
+        log.warning("%s: the %d parts that %s names %s", group.path, len(packed), packed.name, what)
     for key, field in request.fields.items():
         if field.attr:
             fields[key] = inspect_attribute(group, key, field, rows)
