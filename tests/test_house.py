@@ -47,7 +47,7 @@ BUDGET = {
     "engine/device": 1270,
     "engine/hooks": 690,
     "engine/loader": 1820,
-    "engine/pipeline": 1140,
+    "engine/pipeline": 1150,
     "engine/prefetch": 1210,
     "engine/processes": 1330,
     "engine/resources": 600,

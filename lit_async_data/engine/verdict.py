@@ -19,7 +19,7 @@ from lit_async_data.sources.contract.stage_clock import NO_WORK, Work
 KEEPS_UP = 0.02
 # Readers that take less than this share of a step's time per batch could keep up: a batch is late now and then.
 IDLE = 0.85
-QUEUE_DEPTH = 8  # what is advised, and no more
+QUEUE_DEPTH, MOST_WAITING = 8, 16  # what is advised, and no more: batches, and workers that wait for storage
 PACKED = "lit_async_data.sources.hdf5.", "lit_async_data.sources.manifest."  # whose files ``pack`` reads
 STAGES = "read", "decode", "transform", "copy"
 
@@ -153,7 +153,7 @@ def _hint(cause: str, loader: Loader, waited: Wait, work: Work, workers: int) ->
     waits = idle and layout.reading != "locked" and not (layout.reading == "opened" and layout.ahead)
     # One process takes the GIL from the loop; several take it from each other, too.
     few = options.workers != "auto" and options.workers < most and (cause == "transform" or layout.reading == "python")
-    more = min(max(math.ceil(work.seconds / max(waited.busy_s, 1e-9)), workers + 1, 2), max(most, 2))
+    more = min(max(math.ceil(work.seconds / max(waited.busy_s, 1e-9)), workers + 1, 2), MOST_WAITING)
     first = {
         ("bytes", 0): cause == "copy",
         ("batch_size", 0): cause == "handover",
@@ -162,8 +162,8 @@ def _hint(cause: str, loader: Loader, waited: Wait, work: Work, workers: int) ->
         NONE: cause not in STAGES,
         ("processes" if few else "process", 0): python and not idle and options.worker_kind == "thread" and most > 1,
         ("shuffle", 0): cause == "decode" and plan.amplification > 1.5 and loader.order.shuffle == "global",
+        ("workers", more): waits and workers < more and plan.workers.by_auto in range(workers, more),
         ("auto", 0): options.workers != "auto" and workers < plan.workers.by_auto,
-        ("workers", more): waits and workers < more and workers <= plan.workers.by_auto,
         ("pack", 0): (cause == "decode" or layout.reading in ("opened", "locked")) and _packs(loader.source),
     }
     return next((hint for hint, holds in first.items() if holds), NONE)

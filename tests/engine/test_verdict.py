@@ -62,7 +62,8 @@ AUTO_4 = {"reading": "decoded", "worker_kind": "thread"}  # `auto` would take fo
         ({}, {"read": 0.005}, ("loop", "", 0)),
         ({}, {"read": 0.005, "wait_s": 0.02}, ("loop", "", 0)),
         ({}, {"read": 0.03}, ("read", "workers", 3)),
-        ({}, {"read": 0.09}, ("read", "workers", 4)),
+        ({}, {"read": 0.09}, ("read", "workers", 9)),
+        ({}, {"read": 0.9}, ("read", "workers", 16)),
         ({}, {"read": 0.03, "cpu": 0.02}, ("read", "", 0)),
         ({"workers": 2}, {"read": 0.09, "workers": 2}, ("read", "", 0)),
         ({"reading": "opened", "ahead": True}, {"read": 0.02}, ("read", "pack", 0)),
@@ -86,7 +87,7 @@ AUTO_4 = {"reading": "decoded", "worker_kind": "thread"}  # `auto` would take fo
         pytest.param(
             PROCESS | {"reading": "locked"}, {"decode": 0.02}, ("decode", "pack", 0), marks=pytest.mark.processes
         ),
-        (THREAD, {"read": 0.03, "decode": 0.02, "transform": 0.01}, ("read", "workers", 4)),
+        (THREAD, {"read": 0.03, "decode": 0.02, "transform": 0.01}, ("read", "workers", 7)),
         ({}, {"copy": 0.02}, ("copy", "bytes", 0)),
         ({"workers": 0}, {"read": 0.02, "workers": 0}, ("caller", "workers", 1)),
         ({"reading": "python", "hook": lambda sample: sample}, {"read": 0.02, "workers": 0}, ("caller", "", 0)),

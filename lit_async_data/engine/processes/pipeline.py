@@ -254,6 +254,9 @@ class ProcessPipeline(Pipeline):
         most = 1 if alone else min(self._workers.most_threads, MOST_TASKS)
         return tasks[:most] if reader.channel.ready else []
 
+    def _all_read(self) -> bool:
+        return self._dealing == self._wanted  # a process may take many seconds to import the modules of its source
+
     def _replace(self, reader: _Reader, error: WorkerError) -> None:
         """Have another process read what one that has ended had been told, unless that would end, too."""
         begun = self._begun(reader)

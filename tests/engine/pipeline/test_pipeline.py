@@ -12,6 +12,7 @@ from lit_async_data.engine.device.feeds import LentFeed
 from lit_async_data.engine.device.queues import InlineQueue
 from lit_async_data.engine.pipeline.pipeline import FILLING, READY
 from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
+from lit_async_data.engine.processes.pipeline import ProcessPipeline
 from lit_async_data.errors import ReadError, SourceError, StalledError
 from lit_async_data.order.plan import BatchIndex, EpochPlan
 from lit_async_data.sources.contract.stage_clock import Work
@@ -269,6 +270,17 @@ def test_workers_that_come_and_go_change_neither_order_nor_batches():
         pipeline.set_workers(3)
         assert len(pipeline.pool) == 5  # one for each worker, and one that is handed out
         assert [epoch(pipeline, number) for number in range(200, 205)] == [WHOLE] * 5
+
+
+def test_the_waiting_is_not_judged_while_a_worker_is_still_starting(monkeypatch):
+    with running(depth=1) as pipeline:
+        pipeline._tuner = Scripted(2)
+        monkeypatch.setattr(pipeline, "_all_read", lambda: False)
+        assert [epoch(pipeline, number) for number in range(20)] == [WHOLE] * 20
+        assert pipeline._tuner.count == 1
+    starting, reading = (types.SimpleNamespace(_dealing=dealing, _wanted=2) for dealing in (1, 2))
+    assert not ProcessPipeline._all_read(starting)
+    assert ProcessPipeline._all_read(reading)
 
 
 def test_no_slot_is_added_over_the_budget():
