@@ -435,9 +435,9 @@ class _Columns:
 
     def values(self, column: ColumnReport) -> list[Any]:
         array = self.table.array(column.name)
-        array = array.flatten() if is_list(array.type) and not isinstance(array, EmbeddedFiles) else array
-        with contextlib.suppress(arrow().ArrowException, AttributeError):  # lists of lists, records and bytes
-            return list(array.unique().drop_null().to_pylist())
+        with contextlib.suppress(arrow().ArrowException):  # lists of lists, and records
+            if not isinstance(array, EmbeddedFiles):
+                return list((array.flatten() if is_list(array.type) else array).unique().drop_null().to_pylist())
         return []
 
     def field(self, *columns: ColumnReport, **options: Any) -> Given:
