@@ -449,8 +449,8 @@ def _clock(group: OpenGroup, given: Any) -> Clock | None:
     if number.dtype.kind not in "iufb":
         field = Field.of(given, "rate.")
         node, number = _attribute(group, field)[1:] if field.attr else (None, group.whole(field.dataset, "rate: ")[...])
-        if isinstance(node, h5py.Dataset) and node.shape == () and node.dtype.kind == "f":
-            start = float(node[()])  # NWB's starting_time, whose attribute is the rate
+        if isinstance(node, h5py.Dataset) and node.size == 1 and node.dtype.kind in "iuf":
+            start = float(np.ravel(node[...])[0])  # NWB's starting_time, whose attribute is the rate
     if number.size != 1 or number.dtype.kind not in "iuf" or not 0 < number.item() < math.inf:
         what = f"{number.item() if number.size == 1 else given!r}, of {group.path}, is not one number above 0"
         raise ConfigError(f"{what}: how many rows there are per second", "rate")

@@ -382,7 +382,7 @@ def _inspect_ranges(
     name, of_kind = group.name(field.dataset), RANGES.get(kind, RANGES["variable"])
     full = f"{group.path}:/{name.strip('/')}"
     padding = VARIABLE if kind in ("csr", "csc") else ()
-    for option in ("column", "window", "lookup", "mask_and_scale", "classes", *padding):
+    for option in ("column", "window", "lookup", "mask_and_scale", "classes", "kind", *padding):
         if getattr(field, option) != getattr(Field, option):
             what = f"does not apply to {full}, which holds {of_kind}; leave it out"
             raise ConfigError(what, f"fields.{key}.{option}")

@@ -87,7 +87,8 @@ def inspect_sparse(group: OpenGroup, name: str, kind: str) -> StoredRanges:
     context, shape, bounds = context_of(group.path, name), sparse_shape(node), f"{name.rstrip('/')}/{SPARSE[2]}"
     if len(shape) != 2 or min(shape) < 1:
         error = NoSamplesError if shape[:1] == (0,) else FormatError
-        raise error(f"is a sparse matrix of shape {shape}, which holds no samples; leave it out", **context)
+        what = f"of shape {shape}, which holds no samples; leave it out" if shape else "without shape; give it one"
+        raise error(f"is a sparse matrix {what}", **context)
     numbers = _integers(group, bounds)
     said = any(each in node.attrs for each in ("encoding-type", "h5sparse_format")) or "barcodes" in node
     if kind == "csc" or (not said and len(numbers) == shape[1] + 1):

@@ -100,12 +100,12 @@ def test_seconds_are_rows_at_a_rate(h5, rate):
 
 def test_each_part_has_its_own_rate_and_times_of_nwb_count_from_its_starting_time(tmp_path):
     with h5py.File(tmp_path / "x.nwb", "w") as file:
-        for name, rate, start in (("a", 10.0, 0.0), ("b", 20.0, 1.5)):
+        for name, rate, start in (("a", 10.0, 0.0), ("b", 20.0, [1.5]), ("c", 10.0, 2), ("d", 10.0, [0.0, 1])):
             file[f"{name}/data"], file[f"{name}/starting_time"] = np.arange(60), start
             file[f"{name}/starting_time"].attrs["rate"], file[f"{name}/onset"] = rate, [2.0, 2.5]
     path, options = str(tmp_path / "x.nwb"), {"group": "?", "rate": Field("starting_time", attr="rate")}
-    for rows in ("onset", {"a": [2.0, 2.5], "b": [2.0, 2.5]}, [[2.0, 2.5], np.array([2, 2.5], "f4")]):
-        assert read_from(path, ["data"], rows=rows, **options)["data"].tolist() == [20, 25, 10, 20]
+    for rows in ("onset", {part: [2.0, 2.5] for part in "abcd"}, [[2.0, 2.5], np.array([2, 2.5], "f4")] * 2):
+        assert read_from(path, ["data"], rows=rows, **options)["data"].tolist() == [20, 25, 10, 20, 0, 5, 20, 25]
     said = ["seconds count from the beginning of each part", "rows={'a': […], …}"]
     refused(ConfigError, said, path, ["data"], rows=[2.0], **options)
 

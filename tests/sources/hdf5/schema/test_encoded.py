@@ -130,6 +130,7 @@ def test_errors_of_values_name_the_sample_that_has_them(h5):
         ({"ends": "cut", "lengths": "cut"}, "lengths: one of offsets, starts, ends, lengths is enough"),
         ({"offsets": [-3, 0]}, "offsets: [-3, 0] is not the name of a dataset; windows of rows are window="),
         ({"ends": "cut", "window": (0, 2)}, "fields.x.window: does not apply to "),
+        ({"ends": "cut", "kind": "class"}, "fields.x.kind: does not apply to "),
         ({"attr": "a", "ends": "cut"}, "ends: does not apply to an attribute"),
     ],
 )
@@ -267,8 +268,9 @@ def test_columns_instead_of_rows_are_refused_with_a_way_out(h5, tmp_path):
         other = str(tmp_path / f"{name}.h5")
         add_bare_csr(other, matrix, matrix.shape[::-1])
         refused(FormatError, ["X: is stored by columns (csc) or does not say", "encoding-type"], other, {"x": "X"})
-    add_bare_csr(str(tmp_path / "y.h5"), CELLS, (3,))
-    refused(FormatError, ["X: is a sparse matrix of shape (3,)"], str(tmp_path / "y.h5"), {"x": "X"})
+    for shape, said in (([3], "of shape (3,)"), ([], "without shape; give it one")):
+        add_bare_csr(other := str(tmp_path / f"{len(shape)}.h5"), CELLS, shape)
+        refused(FormatError, [f"X: is a sparse matrix {said}"], other, {"x": "X"})
 
 
 @pytest.mark.parametrize(
