@@ -163,8 +163,10 @@ def _check_names(source: Source, columns: Sequence[str]) -> None:
     if source.chunks.random:
         larger = "pack with resize: crop or pad, in a larger image_size, and crop at random in a transform"
         raise ConfigError(f"a packed file has the same crop in every epoch; {larger}", "resize")
-    if windows := [key for key, field in source.spec.fields.items() if field.lead and field.channel is not None]:
-        raise ConfigError("pack single images, and give the packed file the window", f"fields.{windows[0]}.window")
+    for key, field in source.spec.fields.items():
+        if (field.lead and field.channel is not None) or (field.texts and field.masked and not field.lead):
+            what = "is a list or a window; leave it out, or pack single images, and give the packed file the window"
+            raise ConfigError(what, f"fields.{key}")
     names = [*source.spec.fields, *columns]
     for name in names:
         if not name.strip("/") or name.split("/")[0] in ("origin", PARTS) or names.count(name) > 1:
@@ -407,7 +409,7 @@ def _compare(source: Source, plan: Plan, part: str, columns: Iterable[str], prog
         release = packed.reserve(INPUT_CHUNKS, 0)
         for key, field in fields.items():
             other = packed.spec[key]
-            if (field.shape, types[key], field.classes) != (other.shape, other.dtype, other.classes):
+            if (field.shape, types[key], field.classes or field.texts) != (other.shape, other.dtype, other.classes):
                 raise CorruptError(f"{packed.name}: {key} is {other} instead of {field}", dataset=key)
         for name in columns:
             _check(source, name, _column(source, name), _column(packed, name), np.arange(len(source)))

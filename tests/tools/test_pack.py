@@ -155,17 +155,22 @@ def test_a_table_of_images_keeps_classes_ids_and_paths(tmp_path, out, monkeypatc
     assert not list(tmp_path.glob("again*"))
 
 
-def test_a_sample_without_a_class_stays_one(out):
+@pytest.mark.parametrize("kind", ["class", "text"])
+def test_a_sample_without_a_class_stays_one(out, kind):
     from lit_async_data import ManifestSource
 
-    table = pyarrow.table({"y": ["a", None, "b"], "v": [1.0, 2.0, 3.0]})
-    source = ManifestSource(table, {"y": {"name": "y", "null": "ignore"}, "v": "v"})
+    table = pyarrow.table({"y": ["a", None, "b"], "v": [1.0, 2.0, 3.0], "t": [["b", "c"], ["a", "b"], ["a", "a"]]})
+    fields = {"y": {"name": "y", "null": "ignore", "kind": kind}, "v": "v", "t": {"name": "t", "kind": "text"}}
+    source = ManifestSource(table, fields)
     packed = pack(source, out)
     other = packed_source(out, packed.plan)
     same(source, other)
     assert other.column("y").tolist() == [0, -100, 1]
     with h5py.File(out) as file:
         assert file["y/codes"][...].tolist() == [0, -1, 1]
+    padded = ManifestSource(pyarrow.table({"t": [["a", "b"], ["c"]]}), {"t": fields["t"]})
+    with pytest.raises(ConfigError, match=r"fields\.t: is a list or a window; leave it out"):
+        pack(padded, out, force=True)
 
 
 @pytest.mark.parametrize("key", ["x", "y"])
