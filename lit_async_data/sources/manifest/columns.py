@@ -410,23 +410,22 @@ class Paths:
         if self.embedded is not None:
             counts = [1] * len(samples) if self.lengths is None else self.lengths[samples].tolist()
             return [[self._name(item) for item in range(count)] for count in counts]
-        if self._lists is None:
-            texts = [[text] for text in self._table.text(self.column, samples)]
-        else:
-            texts = self._lists.take(formats.arrow_integers(samples)).to_pylist()
+        texts = self.texts(samples)
         try:
             return [list(map(self.root.path_of, each)) for each in texts]
         except SourceError:  # names the row
             rows = zip(samples.tolist(), texts, strict=True)
             return [[self._path_of(text, sample, item) for item, text in enumerate(each)] for sample, each in rows]
 
+    def texts(self, samples: Indices) -> list[list[str]]:
+        """Those of each sample, as they stand in the table."""
+        if self._lists is None:
+            return [[text] for text in self._table.text(self.column, samples)]
+        return list(self._lists.take(formats.arrow_integers(samples)).to_pylist())
+
     def named(self, samples: Indices) -> list[str | None]:
         """The first path of each sample, as it stands in the table if the source refuses it."""
-        paths: list[str | None] = [*self._table.text(self.column, samples)]
-        for place, text in enumerate(paths):
-            with contextlib.suppress(SourceError):
-                paths[place] = self.root.path_of(text) if text else None
-        return paths
+        return [self.root.named(text) if text else None for text in self._table.text(self.column, samples)]
 
     def _name(self, item: int) -> str:
         return f"column {quoted(self.column)}" + ("" if self.lengths is None else f"[{item}]")
@@ -463,8 +462,8 @@ class Paths:
 
     def grouped(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]]:
         count = len(self.rows)
-        blocks = (self.of(np.arange(first, min(first + _BLOCK, count))) for first in range(0, count, _BLOCK))
-        return numbered(naming(self.root.within("".join(files[:1]))) for paths in blocks for files in paths)
+        blocks = (self.named(np.arange(first, min(first + _BLOCK, count))) for first in range(0, count, _BLOCK))
+        return numbered(naming(self.root.within(path or "")) for paths in blocks for path in paths)
 
     def folders(self) -> Indices:
         codes, texts = formats.split_folders(self._table.array(self.column))

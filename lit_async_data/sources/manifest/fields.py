@@ -248,7 +248,7 @@ class FileField:
 
     def fetch(self, samples: Indices) -> bool:
         if self.embedded is None and self._prefetcher.wanted:
-            self._prefetcher.fetch(itertools.chain(*self.paths.of(samples)))
+            self._prefetcher.fetch(map(self.paths.root.named, itertools.chain(*self.paths.texts(samples))))
             return True
         return False
 
@@ -274,11 +274,11 @@ class Fields:
         files = {key: columns[key] for key, kind in kinds.items() if kind in FILES}
         hdf5 = {key: column for key, column in files.items() if kinds[key] == "hdf5"}
         inline = {key: column for key, column in columns.items() if key not in files}
-        dropping = [name for column in columns.values() if column.null == "drop" for name in column.names]
-        table = _without(table, reader, list(map(table.missing, dropping)))
+        dropping = [column for column in columns.values() if column.null == "drop"]
+        dropped = [table.missing(name, column.separator) for column in dropping for name in column.names]
+        table = _without(table, reader, dropped)
         table = with_hdf5_columns(hdf5, table, reader)
-        dropping = [column.row for column in hdf5.values() if column.null == "drop"]
-        table = _without(table, reader, list(map(table.missing, dropping)))
+        table = _without(table, reader, [table.missing(each.row) for each in hdf5.values() if each.null == "drop"])
         if id is not None:
             table.check_ids(id)
             table = table.with_ids(id)
@@ -409,7 +409,7 @@ class Fields:
 
 
 def _check_paths(key: str, column: Column, table: Table) -> None:
-    array, missing = table.array(column.names[0]), table.missing(column.names[0])
+    array, missing = table.array(column.names[0]), table.missing(column.names[0], column.separator)
     if missing.size:
         more = f", and none in {missing.size - 1} other rows" if missing.size > 1 else ""
         row, what, advice = int(missing[0]), "no path", "give one"

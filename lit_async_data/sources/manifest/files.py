@@ -65,6 +65,12 @@ class RootDirectory:
             raise self._outside_error(path)
         return joined
 
+    def named(self, path: str) -> str:
+        """As `path_of`; a path that it refuses stays as it is."""
+        with contextlib.suppress(SourceError):
+            path = self.path_of(path)
+        return path
+
     def within(self, path: str) -> str:
         """Normalized and relative to the root; absolute if it is outside."""
         path = os.path.normpath(path)

@@ -336,8 +336,11 @@ class ManifestSource(Source):
         """Number of samples and fields, and the names of files and the labels of some samples, evenly spaced."""
         fields, fingerprint = self._fields, super().fingerprint()
         if fields.paths is not None:
-            files = itertools.chain(*fields.paths.of(probes(len(self), most=256)))
+            files = itertools.chain(*fields.paths.texts(probes(len(self), most=256)))
             fingerprint["names of files"] = digest(map(os.path.basename, files))
+        for key, file in fields.files.items():
+            if file.paths.lengths is not None:
+                fingerprint[f"lengths of {key}"] = digest(file.paths.lengths)
         for groups in fields.groups:
             fingerprint["sizes of row groups"] = digest(np.asarray(groups.nbytes))
         if fields.excluded.size:

@@ -37,6 +37,7 @@ def holds_bytes(kind: Any, *, lists: bool = True) -> bool:
         return lists and holds_bytes(kind.value_type, lists=False)
     if types.is_struct(kind):
         return kind.get_field_index("bytes") >= 0 and holds_bytes(kind.field("bytes").type, lists=False)
+    kind = kind.value_type if types.is_dictionary(kind) else kind
     return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
 
 

@@ -29,6 +29,7 @@ from lit_async_data.sources.table.labels import (
     note_names,
     parsed_text,
     texts_of,
+    trim,
 )
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -252,12 +253,12 @@ def _filtered_table(table: Any, wanted: Sequence[str], filters: Sequence[Filter]
 
 
 def _with_class_names(table: Any) -> Any:
-    """Numbers of a ``ClassLabel`` of Hugging Face as categories of the names in the metadata; −1 as missing."""
+    """Numbers of a Hugging Face ``ClassLabel`` as categories, −1 as missing; unless trimming makes names equal."""
     library, compute = arrow(), arrow("compute")
     for place, name in enumerate(table.column_names):
         with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):  # not as Hugging Face writes it
             feature = json.loads(table.schema.metadata[b"huggingface"])["info"]["features"][name]
-            if feature["_type"] == "ClassLabel":
+            if feature["_type"] == "ClassLabel" and len(set(map(trim, feature["names"]))) == len(feature["names"]):
                 names, codes = library.array(feature["names"], library.string()), table.column(name).combine_chunks()
                 codes = compute.if_else(compute.equal(codes, -1), None, codes)
                 named = library.DictionaryArray.from_arrays(codes.cast(library.int32()), names, ordered=True)
@@ -305,7 +306,7 @@ def _from_memory(given: Any, names: Sequence[str]) -> Any:
         if hasattr(given, "__arrow_c_stream__"):
             stream = library.RecordBatchReader.from_stream(given)
             formats.check_columns(stream.schema.names, names, origin)
-            schema = library.schema([stream.schema.field(name) for name in names])
+            schema = library.schema([stream.schema.field(name) for name in names], stream.schema.metadata)
             return library.Table.from_batches([batch.select(list(names)) for batch in stream], schema)
     except UnicodeEncodeError:
         rows = {name: formats.surrogate_row(given[name]) for name in names}
@@ -533,8 +534,10 @@ class Table:
     def with_ids(self, name: str) -> Table:
         return Table(self._columns, self.origin._replace(ids=self._text_column(name)))
 
-    def missing(self, name: str) -> Indices:
+    def missing(self, name: str, separator: str | None = None) -> Indices:
         array = self.array(name)
+        if separator is not None and self.is_text(name):
+            array = parsed_text(array, name, self.origin, separator, kind=None)
         return np.flatnonzero(formats.booleans_of(array.is_null())) if array.null_count else _NONE
 
     def is_text(self, name: str) -> bool:

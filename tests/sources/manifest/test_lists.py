@@ -17,6 +17,7 @@ from lit_async_data.testing import check_contract
 COUNTS = [2, 3, 0, 1, 3, 2, 1]
 RECORDS = pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
 EMBEDDED = {"records": RECORDS, "bytes": pa.list_(pa.binary()), "three": pa.list_(pa.binary(), 3)}
+EMBEDDED["repeated"] = pa.list_(pa.dictionary(pa.int32(), pa.binary()))
 
 
 @pytest.fixture
@@ -91,6 +92,8 @@ def test_max_length_is_the_length_of_every_table(folder):
         source = ManifestSource(pa.table({"x": names(counts)}), {"x": column}, image_size=8)
         assert source.spec["x"].shape == (4, 3, 8, 8)
         assert read(source, [0, 1])["x_mask"].sum(axis=1).tolist() == counts
+    one, other = (ManifestSource(pa.table({"x": names(it)}), {"x": column}, image_size=8) for it in ([1, 3], [3, 1]))
+    assert one.fingerprint() != other.fingerprint()
     with pytest.raises(ManifestError, match=r"row 1, .*a list of 5, more than max_length 4; the longest has 6"):
         ManifestSource(pa.table({"x": names([1, 5, 6])}), {"x": column}, image_size=8)
     for kind in ("image", "text"):
@@ -124,6 +127,8 @@ def test_an_error_names_the_place_in_the_list_and_the_sample_can_be_left_out(kin
     [
         ("paths", [["0.png"], ["1.png", "gone.png"]], MissingError, r"row 1 .*'x'\[1\]: \S*gone.png: no such file"),
         ("paths", [["0.png"], ["1.png", None]], ManifestError, r"row 1 .*'x'\[1\]: '': not a path"),
+        ("paths", [["0.png"], [None, "1.png"]], ManifestError, r"row 1 .*'x'\[0\]: '': not a path"),
+        ("paths", [["0.png"], ["../1.png", "2.png"]], ManifestError, r"row 1 .*'x'\[0\]: \S+: leaves root"),
         ("paths", [["0.png"], ["1.png", "../2.png"]], ManifestError, r"row 1 .*'x'\[1\]: \S+: leaves root"),
         ("records", [["0.png"], ["1.png", None]], FormatError, r"row 1 .*'x'\[1\]: no bytes, only the path 'y'"),
     ],
@@ -137,13 +142,26 @@ def test_a_file_that_is_not_there_is_an_error_of_its_sample(kind, lists, error, 
     assert read(source, [0])["x_mask"].tolist() == [[True, False]]
     with pytest.raises(error, match=message):
         read(source, [1])
+    with AsyncLoader(source, {"batch_size": 1, "on_error": "skip"}) as loader:
+        list(loader)
+        assert loader.state_dict()["bad_samples"] == [1]
+    if kind == "paths":
+        assert source.grouped_by_path(str)[1] == ["0.png", lists[1][0] or "."]
 
 
-def test_rows_without_a_list_and_what_else_goes_by_the_first_image(folder):
-    table = pa.table({"x": [["0.png"], None, [], ["a/../1.png", "2.png"]]})
+@pytest.mark.parametrize(
+    ("cells", "options"),
+    [
+        ([["0.png"], None, [], ["a/../1.png", "2.png"]], {}),
+        (["0.png", " ", ";", "a/../1.png; 2.png"], {"separator": ";"}),
+        (["0", "", " ; ", "a/../1;2"], {"separator": ";", "suffix": ".png"}),
+    ],
+)
+def test_rows_without_a_list_and_what_else_goes_by_the_first_image(cells, options, folder):
+    table, column = pa.table({"x": cells}), {"name": "x", **options}
     with pytest.raises(ManifestError, match=r"row 1, .*no path; give one, or set null: drop"):
-        ManifestSource(table, {"x": "x"}, image_size=8)
-    source = ManifestSource(table, {"x": {"name": "x", "null": "drop"}}, image_size=8)
+        ManifestSource(table, {"x": column}, image_size=8)
+    source = ManifestSource(table, {"x": {**column, "null": "drop"}}, image_size=8)
     assert [place.path and place.path[-5:] for place in source.locate([0, 1, 2])] == ["0.png", None, "1.png"]
     assert source.grouped_by_path(lambda path: path)[1] == ["0.png", ".", "1.png"]
     assert [run.samples for run in source.layout().runs] == [3]

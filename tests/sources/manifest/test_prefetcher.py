@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pyarrow as pa
 import pytest
+from support.sources.oracle import read
 
 from lit_async_data import AsyncLoader, LoaderOptions, ManifestSource
 from lit_async_data.sources.manifest import files as fetching
@@ -215,6 +216,15 @@ def test_batches_are_the_same_from_a_cold_disk(shuffle, workers, disk, source):
     # What was told of the disk is not copied.
     disk.cold = False
     assert cold == numbers(pickle.loads(pickle.dumps(source)), shuffle=shuffle, workers=workers)
+
+
+def test_a_path_that_the_source_refuses_keeps_no_other_from_being_read_ahead(disk, source, tmp_path):
+    source = ManifestSource(pa.table({"x": [*source.column("x")[:8], "../x.npy", "9.npy"]}), {"x": "x"}, root=tmp_path)
+    release = source.reserve(1, 0)
+    read(source, range(8))
+    assert source.fetch(np.array([8, 9]))
+    disk.await_all([str(tmp_path / "9.npy")])
+    release()
 
 
 def test_a_loader_that_is_closed_early_leaves_nothing(disk, source):

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -57,7 +58,7 @@ def hugging_face(**features):
     return {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
 
 
-@pytest.mark.parametrize("place", ["file", "memory"])
+@pytest.mark.parametrize("place", ["file", "memory", "stream"])
 def test_the_layouts_of_hugging_face_train_as_they_are(place, tmp_path):
     records = [{"bytes": png(number), "path": None} for number in range(6)]
     layouts = {
@@ -70,7 +71,8 @@ def test_the_layouts_of_hugging_face_train_as_they_are(place, tmp_path):
     label = {"names": ["owl", "emu", "auk"], "_type": "ClassLabel"}
     features = hugging_face(label=label, image={"_type": "Image"}, caption={"dtype": "string", "_type": "Value"})
     made = pa.table(layouts).replace_schema_metadata(features)
-    given = made if place == "memory" else written(tmp_path, made, rows=2)
+    stream = SimpleNamespace(__arrow_c_stream__=made.__arrow_c_stream__)  # a table of any library
+    given = {"memory": made, "stream": stream}.get(place) or written(tmp_path, made, rows=2)
     texts = {"caption": {"name": "caption", "kind": "text"}, "captions": {"name": "captions", "kind": "text"}}
     fields = {"image": "image", "images": "images", **texts, "label": {"name": "label", "null": "ignore"}}
     source = ManifestSource(given, fields, filters=[["label", "!=", 1]], image_size=4)
@@ -83,9 +85,10 @@ def test_the_layouts_of_hugging_face_train_as_they_are(place, tmp_path):
     check_contract(source)
 
 
-@pytest.mark.parametrize("metadata", [{}, {"label": 3}, {"label": {"names": ["a", "b"], "_type": "ClassLabel"}}])
-def test_metadata_that_does_not_fit_leaves_numbers_as_they_are(metadata):
-    made = pa.table({"label": [0, 5]}).replace_schema_metadata(hugging_face(**metadata))
+@pytest.mark.parametrize("names", [3, ["a", "b"], ["a", " a", "b", "c", "d", "e"]], ids=str)
+def test_metadata_that_does_not_fit_leaves_numbers_as_they_are(names):
+    feature = {"names": names, "_type": "ClassLabel"}
+    made = pa.table({"label": [0, 5]}).replace_schema_metadata(hugging_face(label=feature))
     assert read(ManifestSource(made, {"y": "label"}), [0, 1])["y"].tolist() == [0, 5]
 
 
