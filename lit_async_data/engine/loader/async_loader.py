@@ -29,8 +29,7 @@ from lit_async_data.engine.pipeline.sample_reader import Ahead, AroundBadSamples
 from lit_async_data.engine.processes.pipeline import pipeline_of
 from lit_async_data.engine.processes.setup import check
 from lit_async_data.engine.resources.plan import AHEAD, ResourcePlan, Wanted, slow
-from lit_async_data.engine.supervisor import COPYING, report_once
-from lit_async_data.errors import AsyncDataError, ConfigError, MemoryBudgetError, ReadError, SourceError, TransformError
+from lit_async_data.errors import ConfigError, MemoryBudgetError, ReadError, SourceError, TransformError
 from lit_async_data.options import MAX_SEED, OF_LOADER, LoaderOptions, explains_names, lightning_seed
 from lit_async_data.order.epoch_cursor import CursorState, EpochCursor, Place
 from lit_async_data.order.permutation import derived_key
@@ -249,10 +248,7 @@ class AsyncLoader(BaseLoader):
             take = engine.queue.take
             batch = ranged(NEXT, take, key) if profiled() else take(key)
             if engine.asks and not self._wiring.externally_driven:
-                try:
-                    engine.queue.prefetch(cursor.schedule.following(key))
-                except Exception as error:  # noqa: BLE001  # of a later batch, which raises it when it is asked for
-                    report_once(log, COPYING, error, AsyncDataError)
+                self._copy_ahead(engine, cursor.schedule.following(key))
             if key in self._around:
                 self._wiring.quarantine.handed_out(key.step, cursor.schedule.plan(key.epoch), self._around.pop(key))
             run.asked_s = time.perf_counter()
@@ -262,6 +258,8 @@ class AsyncLoader(BaseLoader):
             if isinstance(error, ReadError | SourceError | TransformError) or getattr(error, "in_its_place", False):
                 cursor.state = after  # the batch counts as handed out; else it is asked for again
             leave_at_exit()
+            if isinstance(error, IndexError):  # another thread may have emptied what it took from
+                engine.feed.check()
             raise
         return Taken(batch, after)
 

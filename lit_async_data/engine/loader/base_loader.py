@@ -29,9 +29,11 @@ from lit_async_data.engine.device.feeds import Batch, Feed
 from lit_async_data.engine.device.queues import InlineQueue, StreamQueue
 from lit_async_data.engine.device.transform import Transform
 from lit_async_data.engine.stats import LoaderStats
+from lit_async_data.engine.supervisor import COPYING, report_once
 from lit_async_data.engine.verdict import LEAST_S, LEAST_STEPS, Watch
-from lit_async_data.errors import ClosedError, WorkerError
+from lit_async_data.errors import AsyncDataError, ClosedError, WorkerError
 from lit_async_data.options import whole
+from lit_async_data.order.plan import BatchIndex
 
 
 class Engine:
@@ -141,7 +143,7 @@ class BatchIterator(abc.ABC):
             StalledError: Nothing came within ``timeout_s``.
             WorkerError: A worker died, this process is a fork of the one that began to read, or another thread is
                 inside ``next``. If reader processes died of this batch, the next call goes on with the one after it.
-            ClosedError: The loader is closed, or an interrupt has ended a pass over a loader of others.
+            ClosedError: The loader is closed; or an interrupt, an exit or a stop ended a pass over a loader of others.
             Exception: Whatever a loader of others raised in place of this batch.
         """
         taken = self._taken()
@@ -445,26 +447,35 @@ class BaseLoader(BatchIterator):
             raise
         run.interrupted = False
 
+    def _copy_ahead(self, engine: Engine, key: BatchIndex) -> None:
+        try:
+            engine.queue.prefetch(key)
+        except Exception as error:  # noqa: BLE001  # of a later batch, which raises it when it is asked for
+            if not self._run.closed:
+                report_once(log, COPYING, error, AsyncDataError)
+
     def _running(self) -> Engine:
         """The engine, started if need be; a `ClosedError` or `WorkerError` if it cannot be used."""
         run = self._run
-        if run.engine is not None and not (run.interrupted or run.closed):
-            run.engine.feed.check()
-            return run.engine
+        engine = run.engine  # read once, here and below: another thread may close the loader
+        if engine is not None and (not (run.interrupted or run.closed) or engine.feed.forked):
+            engine.feed.check()
+            return engine
         if run.closed:
             raise ClosedError("the loader is closed; build a new one")
-        if run.engine is not None and run.engine.feed.forked:
-            run.engine.feed.check()
         self._discard()
-        if run.engine is None:
+        if (engine := run.engine) is None:
             with self._request():  # if this is interrupted, the next request closes what there is of the engine
-                run.engine = self._new_engine()
-                run.closer = weakref.finalize(self, run.engine.close)
-        return run.engine
+                run.engine = engine = self._new_engine()
+                run.closer = weakref.finalize(self, engine.close)
+            if self._run.closed:  # another thread found no engine to close
+                self._stop()
+                return self._running()  # raises
+        return engine
 
     def _discard(self) -> None:
         if self._run.interrupted:
-            self._stop()
+            self._stop(wait=True)  # if that is interrupted, it is done again
             self._run.interrupted = False
 
     def _stop(self, *, wait: bool = False) -> None:
@@ -482,10 +493,10 @@ class BaseLoader(BatchIterator):
         self._forget(seen)
 
     def _forget(self, seen: LoaderStats) -> None:
-        if self._run.closer is not None:
-            self._run.closer.detach()
         run = self._run
+        if (closer := run.closer) is not None:
+            closer.detach()
         for name in ("read", "copied", "device", "workers", "slots"):
             setattr(run.stats, name, getattr(seen, name))
         run.engine = run.closer = None
-        run.interrupted = False
+        run.interrupted, run.ended_by = False, Run.ended_by

@@ -38,7 +38,7 @@ from lit_async_data.system import POLL_S, ProcessGuard
 
 log = logging.getLogger(__name__)
 
-CLOSED = "another thread has closed or stopped this loader, which ends the pass; begin another one with iter(loader)"
+CLOSED = "another thread has closed or stopped this loader; build a new one, or, after stop(), write iter(loader)"
 
 
 # Makes a batch ready to be copied, in the consumer's thread or not (``here``); see `Packer`.
@@ -67,8 +67,8 @@ class ReaderThread:
         self._prepare = prepare
         self._note = note
         self.arrived = Bell()
-        # Guards everything below. The consumer's thread takes the lock itself, not through the condition: see
-        # `supervisor`.
+        # Guards everything below. The consumer's thread takes the lock itself, not through the condition: an interrupt
+        # there would leave it locked.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self.depth = depth
@@ -133,6 +133,8 @@ class ReaderThread:
         awaited(self._paused, warn_after_s=LONG_S, warn=functools.partial(self._warn, "cannot begin a pass"))
 
     def _paused(self, seconds: float) -> bool | None:
+        if self._closed:
+            raise ClosedError(CLOSED)
         if not self.reading:
             return True
         if seconds:
@@ -293,9 +295,7 @@ class IteratorFeed(Feed):
     @property
     def has_room(self) -> bool:  # type: ignore[override]
         first = [] if (reader := self.reader) is None else list(reader.pulled)[:1]
-        if first and not isinstance(first[0].host, Unpacked):
-            return True
-        return getattr(self._prepare, "has_room", True)
+        return bool(first and not isinstance(first[0].host, Unpacked)) or getattr(self._prepare, "has_room", True)
 
     @property
     def ready(self) -> int:  # type: ignore[override]
@@ -373,16 +373,19 @@ class IteratorFeed(Feed):
         return state_of(self._state) if self._state is not None and self._depth else None
 
     def _begin(self, epoch: int) -> None:
+        self.check()
         self.states.clear()
-        continued, self.continued = self.continued, None
-        iterator = iter(self._loader) if continued is None else continued()
+        begin, self.continued = self.continued or functools.partial(iter, self._loader), None
+        self.reader = ReaderThread(begin(), self._prepare, self._depth, self._state_now)
         self.begun = None if self._state is None else state_of(self._state)
-        self.reader = ReaderThread(iterator, self._prepare, self._depth, self._state_now)
         self.expected, self._buffers = BatchIndex(epoch, 0), (None, None)
+        if self._closed:  # another thread found no reader to close
+            self.rest(wait=False)
 
     def _host_batch(self, reader: ReaderThread, pulled: Pulled) -> HostBatch:
         host = pulled.host
         if isinstance(host.error, StopIteration):
+            self.check()  # `close` puts an empty iterator in place of the loader's
             used_up = reader.iterator is self._loader and self.expected.epoch and not self.expected.step
             if used_up and not self._warned:
                 self._warned = True

@@ -21,12 +21,11 @@ from lit_async_data.engine.device.streams import NEXT, profiled, ranged
 from lit_async_data.engine.device.transform import DeviceTransform
 from lit_async_data.engine.hooks.calls import Function, check_callable
 from lit_async_data.engine.loader.async_loader import AsyncLoader
-from lit_async_data.engine.loader.base_loader import BaseLoader, Engine, Pass, Run, Taken, Wiring
+from lit_async_data.engine.loader.base_loader import BaseLoader, Engine, Pass, Taken, Wiring
 from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed, PassState, begins_nothing, state_of, uncopied
 from lit_async_data.engine.prefetch.packing import Packer, PinnedBufferPool
 from lit_async_data.engine.resources import memory
-from lit_async_data.engine.supervisor import COPYING, report_once
-from lit_async_data.errors import AsyncDataError, ClosedError, ConfigError
+from lit_async_data.errors import ClosedError, ConfigError
 from lit_async_data.options import INSTEAD, explains_names, lightning_seed
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import BatchIndex
@@ -211,7 +210,7 @@ class PrefetchedLoader(BaseLoader):
         return not self._cursor.state.fresh
 
     def stop(self) -> None:
-        """End the thread and give memory back; the next batch begins a new pass."""
+        """End the thread and give memory back. The next batch begins a new pass; one that a thread is in is over."""
         self._restart()
         self._stop()
 
@@ -292,12 +291,12 @@ class PrefetchedLoader(BaseLoader):
 
     def _tell_lost(self) -> None:
         """Warn of batches that were read ahead of what may not begin anew, and that nobody will get."""
-        run, at = self._run, self._cursor.state
-        if not isinstance(self.loader, Iterator) or run.engine is None or run.interrupted or at.over or at.lost:
+        engine, at = self._run.engine, self._cursor.state
+        if not isinstance(self.loader, Iterator) or engine is None or self._run.interrupted or at.over or at.lost:
             return
-        if run.engine.feed.forked or (reader := _feed_of(run.engine).reader) is None:
+        if engine.feed.forked or (reader := _feed_of(engine).reader) is None:
             return
-        if ready := run.engine.queue.ready + sum(each.host.error is None for each in tuple(reader.pulled)):
+        if ready := engine.queue.ready + sum(each.host.error is None for each in tuple(reader.pulled)):
             log.warning(
                 "%d batches that were read ahead of %s are dropped: an iterator goes on behind them; device_depth=0 "
                 "reads none ahead",
@@ -334,16 +333,17 @@ class PrefetchedLoader(BaseLoader):
     def _take(self) -> Taken:
         started, run = time.perf_counter(), self._run
         engine = self._begin(started) if self._cursor.state.fresh else self._running()
-        at = self._cursor.state
+        at, feed = self._cursor.state, _feed_of(engine)
+        if at.over:
+            raise StopIteration
+        fill, key = feed.ready + engine.queue.ready, BatchIndex(at.started - 1, at.step)
+        if at.step and key.epoch != feed.expected.epoch and not begins_nothing(self.loader):
+            at = at._replace(lost=at.lost or "a stop in another thread")  # which replaced the engine during `next`
         if at.lost:
             raise ClosedError(
                 f"{at.lost} has ended this pass after {at.step} batches: the batches that were read ahead are lost; "
                 "begin a new pass with iter(loader)"
             )
-        if at.over:
-            raise StopIteration
-        fill, key, feed = engine.feed.ready + engine.queue.ready, BatchIndex(at.started - 1, at.step), engine.feed
-        assert isinstance(feed, IteratorFeed)
         # Where nothing was read ahead, the loader's state is that before this batch. `IteratorFeed.begun` is the first.
         if self._stateful and at.counted is not None and at.state is None and at.step:
             self._cursor.state = at = at._replace(state=state_of(self.loader.state_dict))  # type: ignore[attr-defined]
@@ -352,10 +352,7 @@ class PrefetchedLoader(BaseLoader):
             take = engine.queue.take
             batch = ranged(NEXT, take, key) if profiled() else take(key)
             if not self._wiring.externally_driven:
-                try:
-                    engine.queue.prefetch(BatchIndex(key.epoch, key.step + 1))
-                except Exception as error:  # noqa: BLE001  # of a later batch, which raises it when it is asked for
-                    report_once(log, COPYING, error, AsyncDataError)
+                self._copy_ahead(engine, BatchIndex(key.epoch, key.step + 1))
             run.asked_s = time.perf_counter()
             took_s = run.asked_s - started
             run.stats.add(took_s, engine.queue.transform_s, first=key.step == 0, queue_fill=fill)
@@ -365,9 +362,11 @@ class PrefetchedLoader(BaseLoader):
             self._cursor.state = at._replace(over=True, state=None)
             engine.rest()
             raise
-        except Exception:
+        except Exception as error:
             # A batch that failed counts as handed out. A batch that never came is asked for again.
             self._cursor.state, run.interrupted = at._replace(step=key.step + (key < feed.expected)), False
+            if isinstance(error, IndexError):  # another thread may have emptied what it took from
+                feed.check()
             raise
         before = at.state if key.step else feed.begun
         return Taken(batch, at._replace(step=key.step + 1, before=before, state=state))
@@ -408,17 +407,16 @@ class PrefetchedLoader(BaseLoader):
 
     def _rest(self) -> None:
         self._discard()
-        if self._run.engine is not None:
+        if (engine := self._run.engine) is not None:
             self._tell_lost()
             with self._request():
-                self._run.engine.rest()
+                engine.rest()
 
     def _discard(self) -> None:
         if self._run.interrupted:
             at = self._cursor.state
             self._cursor.state = at._replace(lost="" if at.over else at.lost or self._run.ended_by)
-            self._stop(wait=True)  # if that is interrupted, it is done again
-            self._run.interrupted, self._run.ended_by = False, Run.ended_by
+        super()._discard()
 
     def _reconfigure(self) -> None:
         engine = self._run.engine

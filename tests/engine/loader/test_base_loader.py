@@ -19,6 +19,7 @@ from support.threads.waits import until
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import AsyncLoader
+from lit_async_data.engine.device.feeds import LentFeed
 from lit_async_data.engine.device.queues import InlineQueue
 from lit_async_data.engine.loader.base_loader import Engine
 from lit_async_data.errors import ClosedError, ReadError
@@ -45,14 +46,16 @@ def test_a_loader_that_is_dropped_after_an_error_is_closed_without_garbage_colle
         gc.enable()
 
 
-def test_a_closed_loader_says_so():
-    loader = loader_of()
-    next(loader)
-    loader.close()
-    loader.close()
+@pytest.mark.parametrize("place", [(AsyncLoader, "next"), (AsyncLoader, "_new_engine"), (LentFeed, "_batches")])
+def test_a_loader_that_another_thread_closes_at_any_moment_says_so_and_is_closed(monkeypatch, place):
+    kept, threads = getattr(*place), threading.active_count()
+    monkeypatch.setattr(*place, lambda *args: loader.close() or kept(*args))
+    loader = loader_of(workers=1)
     for call in (loader.next, loader._prefetch, lambda: next(loader)):
         with pytest.raises(ClosedError, match="build a new one"):
             call()
+    loader.close()
+    assert (loader._run.engine, threading.active_count()) == (None, threads)
 
 
 def test_a_daemon_thread_that_iterates_at_the_interpreters_exit_prints_no_traceback(images):

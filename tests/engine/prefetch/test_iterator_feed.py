@@ -30,6 +30,7 @@ from lit_async_data.engine import supervisor
 from lit_async_data.engine.prefetch import iterator_feed as puller
 from lit_async_data.engine.prefetch import packing
 from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed, ReaderThread
+from lit_async_data.engine.prefetch.loader import PrefetchedLoader
 from lit_async_data.errors import ClosedError, WorkerError
 from lit_async_data.order.plan import BatchIndex
 
@@ -195,6 +196,7 @@ def test_no_more_is_read_ahead_than_was_asked_for(depth):
             read_ahead(batches, depth)
             assert len(loader.threads) == step + depth
             next(batches)
+            assert batches.stats().queue_fill == depth
         assert set(loader.threads) == set(reader())
 
 
@@ -382,16 +384,18 @@ def test_the_thread_makes_no_call_to_the_device(streamed):
     assert threading.main_thread() not in loader.threads[1:]
 
 
-def test_a_pass_that_another_thread_ends_is_an_error_and_not_over(monkeypatch, anywhere):
-    """1. The consumer waits for a batch. 2. Another thread closes the loader."""
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_pass_that_another_thread_ends_is_an_error_and_not_over(monkeypatch, anywhere, anew):
+    """1. The consumer waits for a batch, or for the thread's, to begin a pass. 2. Another thread closes the loader."""
     monkeypatch.setattr(supervisor, "THREADS_S", 0.01)
     loader = Loader(gate=threading.Semaphore(0))
     batches = prefetched(loader, device_depth=1)
     pass_ = iter(batches)
     next(pass_)
     assert loader.waiting.wait(LONG)
-    found = batches._run.engine.feed.reader
-    monkeypatch.setattr(found.arrived, "wait", lambda seconds: batches.close())
+    found, closes = batches._run.engine.feed.reader, iter([batches.close])
+    monkeypatch.setattr(found.arrived, "wait", lambda seconds: next(closes)())
+    pass_ = iter(batches) if anew else pass_
     with pytest.raises(ClosedError, match="another thread has closed or stopped this loader"):
         next(pass_)
     with pytest.raises(ClosedError, match="build a new one"):
@@ -399,6 +403,36 @@ def test_a_pass_that_another_thread_ends_is_an_error_and_not_over(monkeypatch, a
     loader.gate.release(99)
     for left in reader():
         left.join(LONG)
+
+
+MOMENTS = [(Loader, "__iter__", 0), (ReaderThread, "_pull", 0), (ReaderThread, "_pull", 2)]
+
+
+@pytest.mark.parametrize("end", ["close", "stop"])
+@pytest.mark.parametrize(("place", "name", "given"), [*MOMENTS, (PrefetchedLoader, "_copy_ahead", 2)])
+def test_a_loader_that_another_thread_ends_within_next_gives_no_batch_twice(monkeypatch, place, name, given, end):
+    batches, kept = prefetched(Loader(), 2 if name == "__iter__" else 0, device="cpu"), getattr(place, name)
+    pass_ = iter(batches)
+    assert [next(pass_)["step"] for _ in range(given)] == list(range(given))
+
+    def ended(*args, **options):
+        monkeypatch.undo()
+        getattr(batches, end)()
+        return kept(*args, **options)
+
+    monkeypatch.setattr(place, name, ended)
+    if name == "_copy_ahead":
+        assert next(pass_)["step"] == given
+    for _ in range(2 if given else 1):
+        with pytest.raises(ClosedError):
+            next(pass_)
+    assert reader() == []
+    if end == "stop":
+        assert steps(batches) == list(range(6))
+    batches.close()
+    for call in (batches._prefetch, lambda: next(batches), lambda: next(iter(batches))):
+        with pytest.raises(ClosedError, match="build a new one"):
+            call()
 
 
 class Vanishing(collections.deque):
