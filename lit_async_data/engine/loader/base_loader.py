@@ -456,8 +456,7 @@ class BaseLoader(BatchIterator):
 
     def _running(self) -> Engine:
         """The engine, started if need be; a `ClosedError` or `WorkerError` if it cannot be used."""
-        run = self._run
-        engine = run.engine  # read once, here and below: another thread may close the loader
+        run, engine = self._run, self._run.engine  # read once, here and below: another thread may close the loader
         if engine is not None and (not (run.interrupted or run.closed) or engine.feed.forked):
             engine.feed.check()
             return engine
@@ -480,20 +479,21 @@ class BaseLoader(BatchIterator):
 
     def _stop(self, *, wait: bool = False) -> None:
         run = self._run
-        engine = run.engine
-        if engine is None:
+        if (engine := run.engine) is None:
             return
         seen = self.stats()
         run.interrupted = True  # until it is closed: if that is interrupted, it is done again
         try:
             engine.close(wait=wait)
         except Exception:  # it is closed all the same
-            self._forget(seen)
+            self._forget(engine, seen)
             raise
-        self._forget(seen)
+        self._forget(engine, seen)
 
-    def _forget(self, seen: LoaderStats) -> None:
+    def _forget(self, engine: Engine, seen: LoaderStats) -> None:
         run = self._run
+        if run.engine is not engine:  # another thread has stopped it, too, and the loop may have started the next one
+            return
         if (closer := run.closer) is not None:
             closer.detach()
         for name in ("read", "copied", "device", "workers", "slots"):
