@@ -143,10 +143,10 @@ class LoaderOptions:
         batch_size: Samples per batch and device, ≥ 1. One step of all ranks takes ``batch_size × ranks`` samples.
         shuffle: ``"none"``: storage order. ``"global"``: a new permutation of all samples each epoch. ``"chunk"``: a
             new order of chunks each epoch, which mixes samples of ``shuffle_chunks`` chunks at a time and decodes each
-            chunk once. ``"auto"`` (or True): ``"chunk"`` if compressed chunks hold several samples, else ``"global"``.
-            False is ``"none"``. None: ``"auto"`` in the training stage of an `AsyncDataModule` and with ``weights``,
-            else ``"none"``, as in a ``DataLoader``. Evaluation stages of a DataModule do not inherit this option; their
-            own options can set it.
+            chunk once, or once in each reader process with a ``batch_transform``. ``"auto"`` (or True): ``"chunk"`` if
+            compressed chunks hold several samples, else ``"global"``. False is ``"none"``. None: ``"auto"`` in the
+            training stage of an `AsyncDataModule` and with ``weights``, else ``"none"``, as in a ``DataLoader``.
+            Evaluation stages of a DataModule do not inherit this option; their own options can set it.
         shuffle_chunks: Chunks that are mixed at a time, ≥ 1. A larger number mixes better and takes more memory: twice
             as many decoded chunks. Changes the order.
         seed: Key of every permutation and of all random numbers of transforms, draws and substitutes, 0 to 2**63 − 1.
@@ -172,12 +172,12 @@ class LoaderOptions:
             more holds the batch in use. A slot holds one batch, or several small ones that are read together: up to
             12 MiB, and as many as can be read in 0.02 s.
         cache_bytes: Bytes of decoded chunks to cache for the loader's lifetime. A dataset that fits is decoded once.
+            With a ``batch_transform``, each reader process has an equal part, and decodes all chunks that it needs.
         memory_budget: Most bytes that this loader may hold: slots, decoded chunks and cache. None: a
             quarter of the memory of this machine or container, shared by the ranks of the node.
         timeout_s: Seconds without a batch after which the loader writes the stacks of all threads, including those of
             reader processes, to standard error and raises `StalledError`.
-        warn_after_s: Seconds without a batch after which a warning says what each worker is doing; repeated whenever
-            the wait has doubled.
+        warn_after_s: Seconds without a batch after which a warning says what each worker does; again as they double.
         restarts: How many times a new process reads a batch again after a reader process died while reading it; then
             a `WorkerError` takes its place. The order never changes.
         on_error: What happens to a sample that is missing or damaged, or on which ``sample_transform`` fails.
@@ -194,14 +194,14 @@ class LoaderOptions:
             classes of field ``y`` equally often. Training only.
         epoch_size: Samples per epoch with ``weights``; None: as many as the source has.
         batch_by: Puts samples of like length into one batch, padded to the length of its bucket instead of the longest
-            sample: the key of a field of variable length, the key of a field of lengths, or an array of lengths. All
-            epochs and ranks have the same number of batches. Prediction keeps the order of the dataset instead, unless
-            ``predict_loader`` sets this option, too.
+            sample (``Field(ragged="concat")`` is not padded): the key of a field of variable length, the key of a field
+            of lengths, or an array of lengths. All epochs and ranks have the same number of batches. Prediction keeps
+            the order of the dataset instead, unless ``predict_loader`` sets this option, too.
         batch_elements: Most elements (such as tokens) of a batch with ``batch_by``, padding included. None: only
             ``batch_size`` limits it.
         buckets: With ``batch_by``, the lengths to which samples are padded, ascending; or the number of such lengths,
             which the loader then chooses for the least padding.
-        augment: Augment during training, differently in each epoch: random crops in the source
+        augment: Augment during training, differently in each epoch: draws of the source, such as random crops
             (``resize="random_crop"``; else the middle of each image), and an ``rng`` for transforms (else None).
             Evaluation stages of an `AsyncDataModule` never augment.
         return_indices: Add the sample numbers (int64) to each batch, as key ``index`` or last element.

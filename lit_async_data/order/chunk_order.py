@@ -93,7 +93,7 @@ class ChunkOrder:
         return self._layout.extents(self._chunks_at(places))[0]
 
     def located(self, positions: npt.ArrayLike) -> tuple[Indices, Indices]:
-        """The tick of each position, and the place of its chunk in the order of chunks (first)."""
+        """The place of each position's chunk in the order of chunks, and the tick of the position."""
         positions = np.asarray(positions, np.int64)
         if positions.size and (positions.min() < 0 or positions.max() >= self.length):
             raise IndexError(f"position outside an order of {self.length} samples")

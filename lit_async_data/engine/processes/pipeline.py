@@ -1,10 +1,10 @@
 """`ProcessPipeline`: slots in shared memory that reader processes fill; `pipeline_of`: threads or processes.
 
 The trainer's process owns the slots and the order, and tells a reader process what to read into each vacant slot. Where
-samples share compressed chunks, each process reads its share of every slot, so that one process decodes a chunk; else
-whole slots fall to the process that has the fewest tasks. Each task is answered by one report. Processes need a third
-of a second to start; meanwhile a thread of this process reads the first slot, unless that runs Python code of the user,
-takes a lock, or decodes a chunk that a process decodes again.
+samples share compressed chunks and no hook takes whole batches, each process reads its share of every slot, so that one
+process decodes a chunk; else whole slots fall to the process that has the fewest tasks. Each task is answered by one
+report. Processes need a third of a second to start; meanwhile a thread of this process reads the first slot, unless
+that runs Python code of the user, takes a lock, or decodes a chunk that a process decodes again.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Tasks in the pipe to a process: the smallest pipe that Linux makes, one page, holds them. This process never waits for
-# room in it, while that one waits for room for its reports.
+# Tasks in the pipe to a process: the smallest pipe that Linux makes, one page, holds them if it was empty. It has room
+# again when all of it was read: until then, this process may wait for that one.
 MOST_TASKS = 32
 
 
@@ -167,8 +167,7 @@ class ProcessPipeline(Pipeline):
                     self._done(task, work, unplanned)
                     if task.deaths:
                         self._set_threads()
-            if len(self._readers) > self._wanted and not self._closed:
-                self._close_unused()
+            self._close_unused()
             return super().poll(key)
 
     def _wait(self, key: BatchIndex, seconds: float) -> None:

@@ -142,6 +142,10 @@ class Workers(NamedTuple):
     def most_threads(self) -> int:
         return 1 if self.apart else self.most
 
+    @property
+    def copies(self) -> int:
+        return self.most if self.apart and not self.shared else 1  # processes that each cache any chunk for themselves
+
     def seeds(self, reading: Reading | None = None) -> bool:
         """Whether code of the user has the global random generators for itself, in the same calls in each run.
 
@@ -237,7 +241,7 @@ class ResourcePlan:
         runs, kept = source.chunks.runs, budget.cache > 0
         return dataclasses.replace(
             plan,
-            amplification=_amplification(source, schedule.plan(0), budget.cache, plan.chunks),
+            amplification=_amplification(source, schedule.plan(0), budget.cache // plan.workers.copies, plan.chunks),
             shares=Shares(ChunkExtents(runs) if source.chunks.rows > 1 or (kept and runs) else None, kept),
         )
 
@@ -319,13 +323,12 @@ class Wanted:
         slots = max(options.queue_depth, workers.threads) + 1 if workers.threads else 2
         chunks = _chunks(plan, most * batches * plan.batch_size * plan.world_size)
         needs = source.memory(chunks)
-        cacheable = needs.cacheable
+        cacheable = needs.cacheable * workers.copies
         if workers.shared and options.cache_bytes:
             # Shares by stored chunks are uneven; and samples may reach into a chunk that another process keeps, too.
             needs = source.memory(chunks := 2 * chunks)
             cacheable = int(cacheable * source.chunks.spread) + most * source.memory(1).decoded
-        # Processes that read whole slots decode each for itself.
-        decoded = needs.decoded * (most if workers.apart and not workers.shared else 1) + most * needs.per_thread
+        decoded = needs.decoded * workers.copies + most * needs.per_thread
         cache = min(options.cache_bytes, cacheable)
         scratch = most * batches * self.scratch
         if hooks is None:  # a process puts its share of a slot together before it goes there

@@ -1,5 +1,6 @@
 """Which readers a loader takes, and how many batches they read together, by what reading costs."""
 
+import copy
 import itertools
 import re
 
@@ -71,12 +72,16 @@ def test_slots_that_a_device_copies_from_take_as_much_as_torch_pins(monkeypatch,
     plan.budget.check()
 
 
-def test_a_hook_that_takes_a_whole_batch_gets_one_from_each_slot():
-    source = ArraySource({"x": np.zeros((LENGTH, 8), np.uint8)}, chunks=StorageLayout(reading="decoded"))
-    options = {"batch_size": BATCH, "shuffle": True, "workers": 1, "worker_kind": "thread"}
+def test_a_hook_that_takes_a_whole_batch_gets_one_from_each_slot_in_processes_that_each_cache_all(monkeypatch):
+    monkeypatch.setattr(ArraySource, "memory", lambda source, chunks=0: MemoryNeeds(cacheable=1000))
+    chunks = StorageLayout((ChunkRun(LENGTH, 4),), compressed=True, reading="decoded")
+    source = ArraySource({"x": np.zeros((LENGTH, 8), np.uint8)}, parts={"a": LENGTH}, chunks=chunks)
+    options = {"batch_size": BATCH, "shuffle": "global", "workers": 2, "worker_kind": "process"}
     for hook, alone in (("batch_transform", True), ("sample_transform", False)):
-        loader = AsyncLoader(source, options, **{hook: lambda given: given})
-        assert (loader.footprint.layout.batches == 1) is alone
+        for cache, full in ((10_000, 2000 if alone else 1000), (1000, 1000)):
+            found = AsyncLoader(source, options | {"cache_bytes": cache}, **{hook: copy.copy}).footprint
+            assert ((found.layout.batches == 1), found.budget.cache) == (alone, full)
+            assert (found.amplification > 1) is (alone and cache == 1000)
 
 
 def test_an_epoch_of_one_step_has_nothing_to_read_together():
