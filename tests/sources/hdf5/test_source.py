@@ -14,7 +14,7 @@ from support.files.values import some
 from support.sources.comparison import assert_same_samples
 from support.sources.oracle import Model, read
 
-from lit_async_data import AsyncLoader, ChangedError, ConfigError, HDF5Source, LoaderOptions, WorkerError
+from lit_async_data import AsyncLoader, ChangedError, ConfigError, HDF5Source, LoaderOptions, MissingError, WorkerError
 
 ROWS = 23
 SHAPE = (ROWS, 5, 6, 3)
@@ -210,6 +210,14 @@ def test_a_file_replaced_while_open_is_never_read_instead(old, storage):
     source.close()
     with pytest.raises(ChangedError, match="replaced"):
         read(source, [0])
+
+
+def test_a_missing_file_is_named(images):
+    source = HDF5Source(images)
+    os.unlink(images)
+    with pytest.raises(MissingError, match=images) as raised:
+        read(source, [0])
+    assert str(raised.value).count(images) == 1
 
 
 def test_a_change_in_one_file_of_several_leaves_the_others_readable(scans):
