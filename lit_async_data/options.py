@@ -127,11 +127,8 @@ class Balanced:
 
     def __post_init__(self) -> None:
         if not isinstance(self.field, str) or not self.field:
-            raise ConfigError(
-                f"{reprlib.repr(self.field)} is not the key of a field to balance; for labels of your own, "
-                "give weights=class_weights(labels), from lit_async_data.order.weights",
-                "weights",
-            )
+            what = f"{reprlib.repr(self.field)} is not the key of a field to balance; for labels of your own, give "
+            raise ConfigError(f"{what}weights=class_weights(labels), from lit_async_data.order.weights", "weights")
 
 
 @explains_names(INSTEAD, batch_size="say how many samples a batch has, for example LoaderOptions(batch_size=64)")
@@ -305,15 +302,15 @@ class LoaderOptions:
         given: Any = self.weights
         if isinstance(given, Mapping) and given.keys() == {"balanced"}:
             object.__setattr__(self, "weights", Balanced(given["balanced"]))
+        elif isinstance(given, list | tuple) and any(isinstance(n, Balanced | Mapping | np.ndarray) for n in given):
+            what = "a list is one number per sample; multiply weights: class_weights(labels) * numbers, the first from "
+            raise ConfigError(f"{what}lit_async_data.order.weights", "weights")
         elif not (given is None or isinstance(given, Balanced) or _is_key_or_numbers(given)):
             what = f"{given!r} is neither Balanced(…), the key of a field nor a number for each sample"
             raise ConfigError(what, "weights")
         if not self.drawn and self.epoch_size is not None:
-            raise ConfigError(
-                "needs weights, which draw samples with replacement; for part of an epoch use the "
-                "Trainer's limit_train_batches",
-                "epoch_size",
-            )
+            what = "needs weights, which draw samples with replacement; for part of an epoch use the Trainer's "
+            raise ConfigError(f"{what}limit_train_batches", "epoch_size")
         if self.drawn and self.shuffle == "none":
             raise ConfigError("they draw samples at random, which shuffle=none forbids; leave shuffle out", "weights")
 

@@ -85,6 +85,8 @@ def check(typed: list[str], config_dir: str) -> None:
                 raise ConfigError(f"{first or 'null'} is no choice; there are {', '.join(choices)}", group)
             chosen[group] = f"{each.get_key_element()}={first}" if each.is_discrete_sweep() else str(each.input_line)
     known = _known(config_dir, chosen.values())
+    named = {each.key_or_group: each.value() for each in overrides if not each.is_sweep_override()}
+    known |= {key: new for key, new in named.items() if isinstance(known.get(key), str) and isinstance(new, str)}
     for each in overrides:
         if each.key_or_group not in chosen and not each.is_add() and not each.is_force_add():
             new = None if each.is_sweep_override() else each.value()
@@ -127,7 +129,8 @@ def _hint(key: str, known: dict[str, Any], chosen: dict[str, str], config_dir: s
     if parent in known and not isinstance(known[parent], dict):
         section = str(known[parent])[2:-1]  # of ${loader}, for which data.loader is another name
         if section not in known:
-            return f"{parent} is set as a whole: '{parent}={{{last}: …}}'"
+            column = f"name: {known[parent]}, " * (parent.rpartition(".")[0].rpartition(".")[2] == "fields")
+            return f"{parent} is set as a whole: '{parent}={{{column}{last}: …}}'"
         other = f"{section}.{last}"
         return f"did you mean {other}?" if other in known else _hint(other, known, chosen, config_dir)
     beside = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == parent}

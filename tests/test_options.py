@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import lit_async_data as lad
-from lit_async_data import AsyncDataModule, AsyncLoader, Field, HDF5Source, LoaderOptions, ManifestSource
+from lit_async_data import AsyncDataModule, AsyncLoader, Balanced, Field, HDF5Source, LoaderOptions, ManifestSource
 from lit_async_data.errors import ConfigError
 from lit_async_data.reading import read
 from lit_async_data.testing import ArraySource
@@ -57,6 +57,12 @@ def test_an_absurd_option_is_named_and_its_value_quoted(name):
         with pytest.raises(ConfigError, match=f"^{name}: .*{re.escape(repr(value))}") as caught:
             LoaderOptions(**{"batch_size": 4, name: value})
         assert caught.value.option == name
+
+
+def test_weights_are_combined_by_their_product():
+    for other in (np.ones(3), Balanced("z"), [1.0, 2.0]):
+        with pytest.raises(ConfigError, match=r"weights: .*multiply weights: class_weights"):
+            LoaderOptions(batch_size=4, weights=[Balanced("y"), other])
 
 
 @pytest.mark.parametrize(

@@ -31,12 +31,13 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "resize": {"help": "stretch, crop or pad (images)"},
     "mode": {"help": "mode of images: RGB, L, P, …"},
     "delimiter": {"metavar": "CHARACTER", "help": "separator of cells, if neither comma nor tab (CSV, TSV)"},
+    "encoding": {"metavar": "NAME", "help": "encoding of the text, if not UTF-8, such as cp1252 (CSV, TSV)"},
 }
 IMAGE = ("image_size", "resize", "mode")  # in HDF5 files, options of the fields that are encoded images
 # By source: the configuration of `train.py`, the part that builds it, the name of its first argument, its options.
 _SOURCES = {
     "HDF5Source": ("hdf5", "train", "path", ("layout", "group", "sample", "rows", *IMAGE)),
-    "ManifestSource": ("manifest", "source", "table", ("root", "id", *IMAGE, "delimiter")),
+    "ManifestSource": ("manifest", "source", "table", ("root", "id", *IMAGE, "delimiter", "encoding")),
     "ManifestSource.from_folder": ("folder", "source", "root", ("id", *IMAGE)),
 }
 

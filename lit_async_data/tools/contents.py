@@ -79,6 +79,7 @@ class Dataset:
     field: str = ""  # its name in its group
     dtype: np.dtype[Any] = dataclasses.field(default_factory=lambda: np.dtype(object))  # as read
     decoding: dict[str, Any] = dataclasses.field(default_factory=dict)  # the options of a field that decodes its images
+    whole: bool = False  # floats, one for each row, that are whole numbers, as MATLAB stores them
     each: str = ""  # if it stands for datasets that may be samples: their name with a ``*``
 
     def __post_init__(self) -> None:
@@ -273,6 +274,9 @@ def describe(group: OpenGroup, node: Dataset) -> None:
         node.why = node.why or where * (error.dataset not in (name, None)) + error.message
         return
     stored, node.dtype = field.values, field.spec.dtype
+    if node.flat and not (node.kind or node.each) and node.dtype == float and node.bytes <= BATCH_BYTES:
+        values = group.whole(f"/{name.strip('/')}", "")[...]
+        node.whole = bool(((values % 1 == 0) & (np.abs(values) < 2**53)).all())
     node.decoding = {"decode": "image", "image_size": list(field.spec.shape[1:])} if field.images else {}
     if node.kind != "metadata":
         node.kind = "variable" if field.sequences else node.kind

@@ -38,7 +38,7 @@ from lit_async_data.sources.hdf5.schema.inspect import OpenGroup
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
 from lit_async_data.sources.local_files import files_matching, has_word, is_pattern
 from lit_async_data.sources.manifest.columns import FILES, Column, Given, kind_of, kind_of_path
-from lit_async_data.sources.manifest.fields import Fields
+from lit_async_data.sources.manifest.fields import Fields, no_repeats
 from lit_async_data.sources.manifest.files import RootDirectory
 from lit_async_data.sources.table.embedded import EmbeddedFiles
 from lit_async_data.sources.table.formats import TextFormat, arrow, is_list, is_number, is_text
@@ -257,7 +257,8 @@ def _row_by_row(scope: Scope, x: Dataset, y: Dataset | None, null: str = "") -> 
     label: Given | None = None
     if y is not None:
         title, axis = f"{x.field} with {y.field}", (_axis(x, y) or 0) if len(y.shape) < 3 else axis
-        label = named(y.field, {"column": 0} if len(y.shape) == 2 and y.flat else {"null": null} if null else {})
+        how = {"column": 0} if len(y.shape) == 2 and y.flat else {"null": null} if null else dict[str, Any]()
+        label = named(y.field, {**how, "dtype": "int64"} if y.whole else how)
         flat = "CN" if y.flat and y.shape[:1] == (1,) else None
         layout["y"] = flat if len(y.shape) == 2 else layout_of(y.shape, axis) if len(y.shape) > 2 else None
     layout["x"] = None if x.kind else layout_of(x.shape, axis)
@@ -336,6 +337,10 @@ def table_report(path: str) -> Report:
         report.notes.append(f"{what}: put a line of names before it, or give pandas.read_csv(…, names=[…])")
     else:
         report.suggest(given.suggestions())
+    for name in (c.name for c in given.columns if c.kind == "number" and 1 < (c.distinct or 0) <= 20):
+        values, counts = given.table.array(name).drop_null().value_counts().flatten()
+        if min(counts.to_pylist()) > 1 and all(re.fullmatch(r"[+-]?\d+(\.0*)?", str(each)) for each in values):
+            report.notes.append(f"{name} holds few whole numbers: set kind: class if these are classes")
     if not report.suggestions and not report.notes:
         report.notes.append('no column looks like samples: name yours in fields={"x": COLUMN, "y": COLUMN}')
     return report
@@ -373,6 +378,7 @@ def _column(table: Table, name: str, root: RootDirectory) -> ColumnReport:
                 fields = Fields({"x": column}, cast("TableReader", whole), root, None)
                 rows = len(fields.rows)
                 kind = kind if kind in FILES else "class" if fields.labels["x"].classes else "number"
+                why = no_repeats(fields.labels["x"]) if kind == "class" and is_list(array.type) else ""
             break
         except AsyncDataError as error:
             if kind in FILES and given and isinstance(error, MissingError | ManifestError):
@@ -399,7 +405,7 @@ class _Columns:
         with heard([]):  # whether columns of ids are classes
             self.columns = [_column(self.table, name, RootDirectory(self.folder)) for name in self.table.names]
         few = min(max(len(self.table) // 2, 2), len(self.table) - 1)
-        known = [c for c in self.columns if c.kind in ("class", "number") and c.distinct not in (0, 1)]
+        known = [c for c in self.columns if c.kind in ("class", "number") and c.distinct not in (0, 1) and not c.why]
         self.labels = [c for c in known if has_word(c.name, LABELS)]
         known = [c for c in known if c.kind == "class" and c not in self.labels and not has_word(c.name, _OTHERS)]
         self.labels += [c for c in known if (c.distinct or 0) <= few]

@@ -37,6 +37,7 @@ WRONG = {
     "data=manifest data.source.fields.z=w": "there are x, y; to add it, write +data.source.fields.z=…",
     "data=manifest data.source.fields={x:a,z:c}": "data.source.fields.z: no such key; there are x, y",
     "data=hdf5 data.train.fields.x=X": "data.train.fields is set as a whole: 'data.train.fields={x: …}'",
+    "data=manifest data.source.fields.y=grade data.source.fields.y.kind=class": "fields.y={name: grade, kind: …}'",
     "loader=thread": "loader: thread is no choice; there are threads",
     "callbacks=null": "callbacks: null is no choice; there are default, device_prefetcher, early_stopping,",
     "data=manifest data.source.fields={x:a,y:{name:b,null:drop}}": "write ++data.source.fields.y.null=VALUE",

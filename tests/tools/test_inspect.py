@@ -138,7 +138,7 @@ MEANT = [
     ({"x": ROWS, "y": np.eye(10)[np.arange(40) % 10]}, '{"x": "x", "y": "y"}', "float64", ""),
     (EPISODES, '{"x": "obs/rgb", "y": "actions"}, group="data/demo_*", layout={"x": "NHWC"})', "", "mask"),
     (examples.anndata, '"y": "obs/cell_type"', "", ""),
-    (examples.matlab, '"y": {"name": "y", "column": 0}}, layout={"x": "CHWN"})', "", ""),
+    (examples.matlab, '"y": {"name": "y", "column": 0, "dtype": "int64"}}, layout={"x": "CHWN"})', "", ""),
     (examples.images, '{"x": "images", "y": "labels"}, layout={"x": "NHWC"})', 'ToFloat("x") makes float32', "patient"),
     (
         lambda path: examples.anndata(path, missing=True),
@@ -289,11 +289,21 @@ def test_absolute_paths_start_from_the_folder_that_all_of_them_are_in(folder, ta
 TABLES = [
     ("0.png,1\n1.png,0\n", None, "the first line looks like data (0.png)"),
     ("path,label,row\nx.h5,0,0\nx.h5,1,1\nx.h5,0,2\n", '{"name": "path", "dataset": "images"', ""),
+    ("path,grade\na.png,1\na.png,2\na.png,1\na.png,2\n", "", "grade holds few whole numbers: set kind: class"),
     ("path,label\na.png,0\n,1\na.png,1\n", '{"name": "path", "null": "drop"}, "y": "label"', ""),
     ("a,tags\n" + "1,\n2,c\n3,b\n4,c\n", '{"name": "tags", "null": "drop"}', ""),
     ("id,a,b,target,when\n" + "1,1,.5,1,x\n2,2,1,0,x\n3,3,2,1,x\n", '{"x": ["a", "b"], "y": "target"}', ""),
     ("a,species,kinds\n" + "1,b,p\n2,c,p\n3,b,q\n4,c,q\n", '"y": "species"', ""),
 ]
+
+
+def test_lists_of_captions_are_no_labels():
+    Image.new("RGB", (8, 9)).save("a.png")
+    lines = ['{"x": "a.png", "c": ["one of %d", "two of %d"]}' % (n, n) for n in range(8)]
+    Path("t.jsonl").write_text("\n".join(lines))
+    report = table_report("t.jsonl")
+    assert list(only(report).call.fields) == ["x"]
+    assert "set kind: text" in report.columns[1].why
 
 
 @pytest.mark.parametrize(("rows", "suggested", "noted"), TABLES)

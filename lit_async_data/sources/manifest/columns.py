@@ -119,6 +119,8 @@ class Column:
             value = getattr(self, name)
             if not (value is None or (isinstance(value, str) and value)):
                 raise ConfigError(f"{value!r} is not text; give text, or leave it out", name)
+        if f".{self.suffix}".lower() in SUFFIXES:
+            raise ConfigError(f"{self.suffix!r} begins without a dot; set suffix: .{self.suffix}", "suffix")
         if not (isinstance(self.row, str) and self.row):
             raise ConfigError(f"{self.row!r} is not the name of a column", "row")
         # `Field` checks the options that both have.
@@ -126,11 +128,8 @@ class Column:
         object.__setattr__(self, "dtype", shared.dtype)
         object.__setattr__(self, "classes", shared.classes)
         if self.several and (self.classes or self.separator or self.kind not in ("number", None)):
-            raise ConfigError(
-                f"{', '.join(self.name)}: several columns form a vector of numbers; leave out classes, "
-                "separator and kind",
-                "name",
-            )
+            what = "several columns form a vector of numbers; leave out classes, separator and kind"
+            raise ConfigError(f"{', '.join(self.name)}: {what}", "name")
 
     @classmethod
     def of(cls, given: Any, where: str = "", image: ImageShape | None = None) -> Column:
@@ -237,8 +236,8 @@ def _check_options(key: str, column: Column, kind: Kind | None) -> None:
     for name in column.given:
         if name not in ("name", "kind", "null", *fitting):
             what = f"{kind} files" if kind in FILES else "labels"
-            hint = "cast on the device" if name == "dtype" else "leave it out"
-            raise ConfigError(f"does not apply to {what}; {hint}", f"fields.{key}.{name}")
+            hints = {"dtype": "cast on the device", "suffix": "set kind: image, npy or hdf5, or leave it out"}
+            raise ConfigError(f"does not apply to {what}; {hints.get(name, 'leave it out')}", f"fields.{key}.{name}")
 
 
 def _kind_of_value(value: Any, root: RootDirectory) -> Kind | None:
@@ -280,8 +279,13 @@ def _similar_path(path: str) -> str:
     for difference, other in others.items():
         if os.path.lexists(other):
             return f" {quoted(other)} exists; the table has {difference}"
-    suffix = next((each for each in SUFFIXES if os.path.lexists(path + each)), None)
-    return f" {quoted(path + suffix)} exists; set suffix: {suffix}" if suffix else ""
+    stem, end = os.path.splitext(path)
+    for each, kind in SUFFIXES.items():
+        if os.path.lexists(path + each):
+            return f" {quoted(path + each)} exists; set suffix: {each}"
+        if kind == SUFFIXES.get(end.lower()) and os.path.lexists(stem + each):
+            return f" {quoted(stem + each)} exists, which ends in {each}; correct suffix if you set it, else the table"
+    return ""
 
 
 class Rows:

@@ -98,10 +98,8 @@ class HDF5Fields:
         wrong = np.flatnonzero((rows < 0) | (rows >= lengths[place]))
         if wrong.size:
             first = int(wrong[0])
-            message = (
-                f"{files[place[first]]} has rows 0 to {lengths[place[first]] - 1}, not {rows[first]}; correct the row "
-                "number"
-            )
+            message = f"{files[place[first]]} has rows 0 to {lengths[place[first]] - 1}, not {rows[first]}"
+            message += "; correct the row number"
             raise self.paths.rows.error(int(samples[first]), message, column=next(iter(self._columns.values())).row)
         return source, starts(lengths)[place] + rows
 
@@ -164,9 +162,8 @@ def row_numbers(column: Column, table: Table) -> Indices:
     if rows.dtype.kind == "f" and rows.ndim == 1 and (np.abs(rows) < 2**53).all() and (rows % 1 == 0).all():
         rows = rows.astype(np.int64)  # pandas holds whole numbers as floats if one is missing
     if rows.dtype.kind != "i" or rows.ndim > 1:
-        raise ConfigError(
-            f"column {column.row!r} does not hold whole numbers; rows of HDF5 files are counted from 0", "row"
-        )
+        what = "does not hold whole numbers; rows of HDF5 files are counted from 0"
+        raise ConfigError(f"column {column.row!r} {what}", "row")
     return rows
 
 
@@ -393,13 +390,10 @@ class Fields:
         table, own = self.rows.table, column.names[0]
 
         def unknown(row: int, name: str) -> ManifestError:
-            message = (
-                f"{quoted(name)} is not one of the {len(classes)} classes ({listed(classes)}) of training. If this "
-                f'column is a label, name all its classes: {{"name": {json.dumps(own)}, "classes": [...]}}. If it only '
-                "says whose samples these are, such as a patient, set kind: text; source.spec.names(KEY, batch[KEY]) "
-                "gives the text"
-            )
-            return table.origin.error(message, row=row, column=own)
+            what = f"{quoted(name)} is not one of the {len(classes)} classes ({listed(classes)}) of training. If this "
+            what += f'column is a label, name all its classes: {{"name": {json.dumps(own)}, "classes": [...]}}. If it '
+            what += "only says whose samples these are, such as a patient, set kind: text; "
+            return table.origin.error(f"{what}source.spec.names(KEY, batch[KEY]) gives the text", row=row, column=own)
 
         if labels.classes or labels.texts:
             labels = labels.of_classes(classes, unknown)
@@ -537,7 +531,8 @@ def _labels(columns: Mapping[str, Column], table: Table, reader: TableReader) ->
         table = _without(table, reader, dropped)
     for key, each in labels.items():
         labels[key] = _cast(columns[key], each, table)
-        _warn_of_ids(columns[key], each)
+        if columns[key].kind is None and columns[key].classes is None and (what := no_repeats(each)):
+            _log.warning("column %s: %s", quoted(columns[key].names[0]), what)
     return table, labels
 
 
@@ -562,13 +557,9 @@ def _cast(column: Column, labels: Labels, table: Table) -> Labels:
     return labels.cast(None if column.dtype is None else np.dtype(column.dtype), unfit)
 
 
-def _warn_of_ids(column: Column, labels: Labels) -> None:
-    inferred, several = column.kind is None and column.classes is None, labels.values.ndim > 1
-    count = np.count_nonzero(labels.values) if several else len(labels.values)
-    if inferred and len(labels.classes) == count >= _SUSPICIOUS_ROWS:
-        _log.warning(
-            "column %s: each of its %d texts is another class; if these are paths of files, set kind: image or "
-            "kind: npy, and suffix if they lack an ending, and check root",
-            quoted(column.names[0]),
-            count,
-        )
+def no_repeats(labels: Labels) -> str:
+    """What texts may be if each is another class; empty if they repeat."""
+    count = np.count_nonzero(labels.values) if labels.values.ndim > 1 else len(labels.values)
+    what = f"each of its {count} texts is another class; for captions or ids, set kind: text; for paths of files, "
+    what += "kind: image or kind: npy, and suffix if they lack an ending, and check root"
+    return what if len(labels.classes) == count >= _SUSPICIOUS_ROWS else ""

@@ -428,6 +428,8 @@ def column_names(path: str, delimiter: str, codec: str = _UTF8) -> list[str]:
     try:
         with opener(path, "rt", encoding=encoding, errors="replace", newline="") as file:
             names = next(filter(None, csv.reader(file, delimiter=delimiter)), None)
+    except UnicodeError:
+        raise origin.error(f"is not {codec}, as encoding says; leave out encoding if it is UTF-8") from None
     except (csv.Error, EOFError, OSError, zlib.error) as error:
         raise origin.error(f"its first line cannot be parsed: {quoted(str(error))}") from error
     if names is None:

@@ -62,6 +62,7 @@ _MEANINGS = {
 }
 # What programs write for a missing value.
 _ABSENT = frozenset({"nan", "NaN", "NAN", "NaT", "NA", "<NA>", "N/A", "n/a", "#N/A", "None", "null", "NULL"})
+_STORED = "store numbers as numbers; Parquet and JSON Lines keep lists, and with separator= a cell holds several texts"
 MOST_CLASSES = 2**16  # text with more distinct values is not taken for classes
 
 _log = logging.getLogger(__name__)
@@ -168,6 +169,12 @@ def _trimmed(array: Any) -> Any:
     return formats.lists_of(texts.filter(filled), np.bincount(owners, minlength=len(array)), array.is_null())
 
 
+def digits_of(array: Any) -> Any:
+    """Whole numbers, also stored as floats, as text; other arrays as they are."""
+    whole = _cast(array, arrow().int64()) if arrow("types").is_floating(array.type) else array
+    return whole.cast(arrow().string()) if whole and arrow("types").is_integer(whole.type) else array
+
+
 def _cast(array: Any, kind: Any) -> Any:
     try:
         return array.cast(kind)
@@ -206,7 +213,7 @@ def no_classes(distinct: Iterable[str], *, several: bool = False) -> str:
             ways = "a field takes one file per row: spread the list over columns, with a field for each"
         shown, what = known, f"paths; {ways}"
     elif known and all(map(_is_structure, known)):
-        shown, what = known, "JSON or Python objects; store numbers as numbers"
+        shown, what = known, f"JSON or Python objects; {_STORED}"
     elif other and all(_OTHER.fullmatch(unicodedata.normalize("NFKC", text)) for text in texts):
         ways = "without groups and units, and a vector as several columns"
         shown, what = other, f"numbers; write them in digits with a decimal point, {ways}"
@@ -232,9 +239,8 @@ def note_names(where: str, names: tuple[str, ...]) -> None:
         what = "differ from other names only by blanks or Unicode form, and count as these"
         _log.warning("%s: %s %s", where, listed(alike[:5]), what)
     if absent := sorted(_ABSENT.intersection(names)):
-        _log.warning(
-            "%s: names %s may stand for no value; if so, leave cells empty, and set null", where, listed(absent)
-        )
+        what = "may stand for no value; if so, leave cells empty, and set null"
+        _log.warning("%s: names %s %s", where, listed(absent), what)
 
 
 def _is_structure(text: str) -> bool:
@@ -346,6 +352,9 @@ def texts_of(array: Any, name: str, origin: RowOrigin, null: Null, max_length: i
     if not (is_text(flat.type) or formats.is_categorical(flat.type) or arrow("types").is_integer(flat.type)):
         raise origin.error(f"holds {array.type}; give text or whole numbers", column=name)
     text = flat.cast(arrow().large_string()) if arrow("types").is_integer(flat.type) else flat
+    first = text.slice(0, 100).drop_null().to_pylist() if origin.untyped and not is_list(array.type) else []
+    if first and all(each.strip()[:1] == "[" and _is_structure(each.strip()) for each in first):
+        raise origin.error(f"{quoted(first[0])} looks like a list; {_STORED}", column=name)
     column, masked = _classes_of_text(text, None, lambda row, message: origin.error(message, row=row), ids=True), False
     if is_list(array.type):
         lengths, missing = formats.list_lengths(array), np.array(booleans_of(array.is_null()))
@@ -397,18 +406,14 @@ def _side_by_side(columns: Sequence[tuple[str, _Column]], origin: RowOrigin) -> 
     kinds = {column.values.dtype.kind for _, column in columns}
     for name, column in columns:
         if column.classes or column.values.ndim > 1:
-            raise ConfigError(
-                f"{quoted(name)} does not hold one number per row; only such columns form a vector", "name"
-            )
+            what = "does not hold one number per row; only such columns form a vector"
+            raise ConfigError(f"{quoted(name)} {what}", "name")
         if kinds == {"i", "f"} and column.values.dtype.kind == "i":
             large = np.flatnonzero((column.values >= INEXACT) | (column.values <= -INEXACT))
             if large.size:
                 row = int(large[0])
-                raise origin.error(
-                    f"{column.values[row]} would be rounded in a vector with fractions; use two fields",
-                    row=row,
-                    column=name,
-                )
+                what = f"{column.values[row]} would be rounded in a vector with fractions; use two fields"
+                raise origin.error(what, row=row, column=name)
     if "b" in kinds and len(kinds) > 1:
         raise ConfigError("bools and numbers cannot form one vector; use two fields", "name")
     values = np.stack([column.values for _, column in columns], axis=1)
@@ -464,11 +469,8 @@ def _classes_of_text(array: Any, vocabulary: tuple[str, ...] | None, fail: Fail,
     missing = booleans_of(encoded.is_null())
     codes = formats.values_of(encoded.indices).astype(np.int64)
     if vocabulary is None and not ids and len(encoded.dictionary) > MOST_CLASSES:
-        raise ConfigError(
-            f"{len(encoded.dictionary)} distinct texts, which seem to be ids or paths; set kind: text, or "
-            "kind: image, npy or hdf5 for paths of files to read",
-            "classes",
-        )
+        what = "distinct texts, which seem to be ids or paths; set kind: text, or kind: image, npy or hdf5 for paths"
+        raise ConfigError(f"{len(encoded.dictionary)} {what} of files to read", "classes")
     entries, trimmed = encoded.dictionary.to_pylist(), str if ids else trim
     used = np.zeros(len(entries), np.bool_)
     used[codes[~missing]] = True

@@ -25,6 +25,7 @@ from lit_async_data.sources.table.labels import (
     as_numbers,
     check_notation,
     check_text,
+    digits_of,
     labels_of,
     note_names,
     parsed_text,
@@ -78,15 +79,13 @@ def filters_of(given: Any) -> tuple[Filter, ...]:
 
 def _checked(given: Filter) -> Filter:
     if not isinstance(given.column, str) or given.operator not in _OPERATORS:
-        raise ConfigError(
-            f"{quoted(list(given))} is not [column, operator, value]; operators are {', '.join(_OPERATORS)}", "filters"
-        )
+        what = f"is not [column, operator, value]; operators are {', '.join(_OPERATORS)}"
+        raise ConfigError(f"{quoted(list(given))} {what}", "filters")
     if given.operator not in _COMPARE and (not _is_list(given.value) or not given.value):
         raise ConfigError(f"{given.operator!r} needs a list of values, not {quoted(given.value)}", "filters")
     if any(one is None or one != one or _is_list(one) or isinstance(one, dict) for one in given.values):  # noqa: PLR0124
-        raise ConfigError(
-            f"{quoted(given.value)} cannot be compared with; rows without a value never meet a filter", "filters"
-        )
+        what = "cannot be compared with; rows without a value never meet a filter"
+        raise ConfigError(f"{quoted(given.value)} {what}", "filters")
     return given
 
 
@@ -314,17 +313,13 @@ def _from_memory(given: Any, names: Sequence[str]) -> Any:
         what = "text that is not UTF-8; read it with the encoding that it has"
         raise origin.error(what, row=rows[name], column=name) from None
     except (library.ArrowException, TypeError) as error:
-        raise origin.error(
-            f"cannot be converted to Arrow: {quoted(str(error))}; give each column values of one type"
-        ) from error
+        what = f"cannot be converted to Arrow: {quoted(str(error))}; give each column values of one type"
+        raise origin.error(what) from error
     advice = "convert it by pyarrow.table"
     if isinstance(given, list | tuple):
         advice = "give a pattern, such as 'part-*.csv', or concatenate a source for each file: ConcatSource([...])"
-    raise ConfigError(
-        f"{type(given).__name__} is neither a path, a DataFrame of pandas or polars, a pyarrow.Table, nor "
-        f"anything with __arrow_c_stream__; {advice}",
-        "table",
-    )
+    what = "is neither a path, a DataFrame of pandas or polars, a pyarrow.Table, nor anything with __arrow_c_stream__"
+    raise ConfigError(f"{type(given).__name__} {what}; {advice}", "table")
 
 
 def _from_pandas(frame: Any, names: Sequence[str], origin: RowOrigin) -> Any:
@@ -356,9 +351,8 @@ def _read_parquet(path: str, names: Sequence[str]) -> Any:
             # By groups of rows: Arrow reads no list of categories in several chunks.
             read = [file.read_row_group(number, columns=plain) for number in range(file.num_row_groups)]
         except (arrow().ArrowException, OSError) as error:
-            raise CorruptError(
-                f"{formats.printable_path(path)}: does not decode: {quoted(str(error))}; write it again", file=path
-            ) from error
+            what = f"{formats.printable_path(path)}: does not decode: {quoted(str(error))}; write it again"
+            raise CorruptError(what, file=path) from error
         table = arrow().concat_tables(read or [file.schema_arrow.empty_table().select(plain)])
         columns = {name: table.column(name) for name in plain}
         # `Table.of` puts `EmbeddedFiles` in the place of these nulls.
@@ -470,19 +464,15 @@ class Table:
         names = [name] if isinstance(name, str) else name
         arrays = {each: self.array(each) for each in names}
         if kind == "class" or classes is not None:  # whole numbers are names, too
-            digits = arrow().string()
-            arrays = {each: v.cast(digits) if arrow("types").is_integer(v.type) else v for each, v in arrays.items()}
+            arrays = {each: digits_of(array) for each, array in arrays.items()}
         columns = [
             (each, parsed_text(array, each, self.origin, separator, kind=kind)) for each, array in arrays.items()
         ]
         for each, array in columns:
             text = is_text(array.type) or formats.is_categorical(array.type) or formats.is_text_list(array.type)
             if kind == "class" and not text:
-                raise ConfigError(
-                    f"column {quoted(each)} holds {array.type}, neither text nor whole numbers; leave out kind to use "
-                    "its numbers as labels",
-                    "kind",
-                )
+                what = f"column {quoted(each)} holds {array.type}, neither text nor whole numbers"
+                raise ConfigError(f"{what}; leave out kind to use its numbers as labels", "kind")
             if text and kind is None and classes is None and names is not name:
                 check_notation(array, each, self.origin)
         vocabulary = None if classes is None else tuple(classes)
@@ -519,9 +509,8 @@ class Table:
 
     def with_columns_of(self, other: Table) -> Table:
         if len(other) != len(self):
-            raise ChangedError(
-                f"{self.origin.name}: had {len(self)} rows, and now has {len(other)}; build the source again"
-            )
+            what = f"had {len(self)} rows, and now has {len(other)}; build the source again"
+            raise ChangedError(f"{self.origin.name}: {what}")
         return Table(self._columns | other._columns, self.origin)
 
     def taken(self, rows: Indices) -> Table:
@@ -548,9 +537,8 @@ class Table:
         array = self._text_column(name)
         if array.null_count:
             row = formats.first_true_row(array.is_null())
-            raise self.origin.error(
-                f"no id, as in {array.null_count} rows in all; give each row one", row=row, column=name
-            )
+            what = f"no id, as in {array.null_count} rows in all; give each row one"
+            raise self.origin.error(what, row=row, column=name)
         texts = array.dictionary_decode() if formats.is_categorical(array.type) else array
         values, counts = arrow("compute").value_counts(texts).flatten()
         repeated = np.flatnonzero(formats.values_of(counts) > 1)
@@ -591,10 +579,8 @@ class TableReader:
 
     def columns(self, names: Sequence[str]) -> Table:
         if self._is_detached:
-            raise MissingError(
-                f"column {names[0]!r}: was not read before pickling, and the table is in another process; make it a "
-                "field, or give a file"
-            )
+            what = "was not read before pickling, and the table is in another process; make it a field, or give a file"
+            raise MissingError(f"column {names[0]!r}: {what}")
         before = self._states or self._file_states()
         table = Table.of(self._given, names, self._filters, self._text_format)
         after = self._file_states()

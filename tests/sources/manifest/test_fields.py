@@ -318,7 +318,8 @@ def test_a_path_that_is_missing_can_be_dropped(folder):
     assert read(source, np.arange(11))["x"][:, 0, 0].tolist() == list(range(1, 12))
 
 
-NOTE = "if these are paths of files, set kind: image or kind: npy, and suffix if they lack an ending, and check root"
+NOTE = "for captions or ids, set kind: text; for paths of files, kind: image or kind: npy, and suffix if they lack an "
+NOTE += "ending, and check root"
 
 
 def test_paths_that_are_taken_for_classes_are_told(tmp_path, caplog):

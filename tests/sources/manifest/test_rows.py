@@ -77,6 +77,10 @@ def test_ids_become_paths_by_their_suffix(ids, folder):
         ManifestSource(table.slice(0, 1), {"x": {"name": "id", "kind": "image"}}, root=folder)
     with pytest.raises(ConfigError, match=r"fields\.x\.suffix: does not apply to labels"):
         ManifestSource(table, {"x": {**column, "kind": "class"}}, root=folder)
+    with pytest.raises(ConfigError, match=r"fields\.x\.suffix: 'png' begins without a dot; set suffix: \.png"):
+        ManifestSource(table, {"x": {"name": "id", "suffix": "png"}}, root=folder)
+    with pytest.raises(MissingError, match=r"/7\.jpg: no such file; .* '\S+/7\.png' exists, which ends in \.png; corr"):
+        ManifestSource(table, {"x": {"name": "id", "suffix": ".jpg"}}, root=folder)
 
 
 def test_a_path_that_leads_to_nothing_at_all_has_no_hint(folder):

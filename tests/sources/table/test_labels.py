@@ -343,7 +343,21 @@ def test_a_word_for_no_value_gets_a_note(caplog):
     note_names.cache_clear()
     ManifestSource(pa.table({"y": ["cat", "nan", "None", "dog"]}), {"y": "y"})
     (record,) = caplog.records
-    assert record.getMessage().startswith("the table given: column 'y': classes 'None', 'nan' may stand for no")
+    assert record.getMessage().startswith("the table given: column 'y': names 'None', 'nan' may stand for no")
+
+
+def test_lists_that_a_cell_shows_are_refused_as_text_too(tmp_path):
+    (tmp_path / "t.csv").write_text("""a,b\n"['x.png', 'y.png']",1.0\n"['z.png']",2.0\n""")
+    for kind in (None, "text"):
+        with pytest.raises(
+            ManifestError, match=r"look.* like .*Parquet and JSON Lines keep lists, and with separator="
+        ):
+            ManifestSource(tmp_path / "t.csv", {"x": {"name": "a", "kind": kind}})
+    with pytest.raises(ManifestError, match=r"t\.csv: is not utf-16, as encoding says"):
+        ManifestSource(tmp_path / "t.csv", {"x": "b"}, encoding="utf-16")
+    floats = pa.table({"b": [3.0, None, 1.0]})
+    field = {"name": "b", "kind": "class", "null": "ignore"}
+    assert ManifestSource(floats, {"y": field}).spec["y"].classes == ("1", "3")
 
 
 def vectors(table, **options):

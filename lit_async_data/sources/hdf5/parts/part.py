@@ -290,6 +290,10 @@ class StoredPart:
     def __str__(self) -> str:
         return self.path if self.group == "/" else f"{self.path}:/{self.group}"
 
+    def named(self, row: int) -> str:
+        at = self.clock
+        return f"{row / at.rate + at.start:.9g} s at {at.rate:.9g} Hz, row {row}," if at else f"{row}"
+
     def at(self, rows: Indices) -> StoredPart:
         first, last = self.anchor_range
         wrong = (rows < first) | (rows > last)
@@ -301,7 +305,7 @@ class StoredPart:
                 span = "; no row has its windows inside: shorten them, or name the axis of the rows N in layout="
             else:
                 span = f"; windows inside them need rows {first} to {last}, others Field(pad='last')"
-            raise ConfigError(f"{row} {what}{'' if first == 0 and last == self.rows - 1 else span}", "rows")
+            raise ConfigError(f"{self.named(row)} {what}{'' if first == 0 and last == self.rows - 1 else span}", "rows")
         return dataclasses.replace(self, anchors=WindowStarts.at(rows))
 
 
@@ -322,7 +326,9 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
     if not fields:
         raise ConfigError("none is a dataset, so there are no rows; give a dataset too, or sample='group'", "fields")
     if of_anchors and request.rows is None:
-        raise ConfigError("'anchor' needs rows=NAME, the row of each anchor", f"fields.{next(iter(of_anchors))}.per")
+        what = "'anchor' needs rows=NAME, a dataset; if rows are an array, write it into the file, or leave this field "
+        what += "out and take labels[batch['index']], with return_indices=True"
+        raise ConfigError(what, f"fields.{next(iter(of_anchors))}.per")
     _check_lengths(group.path, fields, chosen=request.rows is not None)
     rows = next(iter(fields.values())).stored.rows
     spans = [field.inside for field in fields.values()]

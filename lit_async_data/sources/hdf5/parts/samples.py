@@ -274,7 +274,8 @@ def _selected(parts: Sequence[StoredPart], rows: Any) -> list[StoredPart]:
     given = row_numbers(rows, int(starts[-1]), clock=parts[0].clock)
     which = np.searchsorted(starts, given, side="right") - 1
     if (wrong := (which < 0) | (which == len(parts))).any():
-        raise ConfigError(f"{given[wrong.argmax()]} is not one of the {starts[-1]} rows of all parts", "rows")
+        named = parts[0].named(int(given[wrong.argmax()]))
+        raise ConfigError(f"{named} is not one of the {starts[-1]} rows of all parts", "rows")
     if (back := np.flatnonzero(np.diff(which) < 0)).size:
         before, after = (f"row {given[at]}, in {parts[int(which[at])]}" for at in (back[0], back[0] + 1))
         other = "For samples of the whole source in any order: SubsetSource(source, samples)"

@@ -198,14 +198,18 @@ class Numbering:
 _SURROGATES = re.compile("[\ud800-\udfff]")  # that decoding makes of bytes that are not UTF-8
 
 
-def as_texts(values: Iterable[Any], stored: Located, row_of: Callable[[int], int] = int) -> list[str]:
+def as_texts(values: Iterable[Any], stored: Located, row_of: Callable[[int], int] = int, attr: str = "") -> list[str]:
     """Values as text; an error names the row of the first that is not UTF-8."""
     texts = [each.decode(errors="surrogateescape") if isinstance(each, bytes) else str(each) for each in values]
     for number, text in enumerate(texts):
         if not text.isascii() and _SURROGATES.search(text):
-            what = f"{text.encode(errors='surrogateescape')!r} is not UTF-8; write it so, if it is Latin-1 by h5py: "
+            row, given = row_of(number), text.encode(errors="surrogateescape")
             cure = "texts = [t.decode('latin-1') for t in file[NAME][:]]; del file[NAME]; file[NAME] = texts"
-            raise stored.error(FormatError, what + cure, row_of(number))
+            if attr:
+                node = stored.dataset(row).removesuffix(f"@{attr}") or "/"
+                cure = f"file[{node!r}].attrs[{attr!r}] = {given.decode('latin-1')!r}"
+            what = f"{given!r} is not UTF-8; write it so, if it is Latin-1 by h5py: {cure}"
+            raise stored.error(FormatError, what, row)
     return texts
 
 
@@ -233,11 +237,12 @@ def is_numbered(group: OpenGroup, name: str, field: Field) -> bool:
 
 def inspect_texts(group: OpenGroup, name: str, field: Field, layout: str | None, where: str) -> StoredDataset:
     """A dataset of one text, or whole number, per row as numbers of text, which are kept in memory."""
-    if layout is not None or field.column is not None or field.mask_and_scale:
-        raise ConfigError("layout, column and mask_and_scale do not apply to text; leave them out", where)
     coded = find_coded(group, name)
-    stored = group.inspect_dataset(group.split(coded.name)[0], holds="heap")
     dataset, path = group.whole_member(f"/{coded.name.strip('/')}", "")
+    vector = dataset.ndim == 2 and dataset.size == max(dataset.shape) and field.column in (None, 0)  # as MATLAB's
+    if field.mask_and_scale or not (vector or (layout is None and field.column is None)):
+        raise ConfigError("layout, column and mask_and_scale do not apply to text or classes; leave them out", where)
+    stored = group.inspect_dataset(group.split(coded.name)[0], holds="heap")
     values = member_of(dataset[...], path).reshape(-1)
     if coded.names or coded.mask is not None:
         values = coded.texts(values, group.path, "")
@@ -249,17 +254,17 @@ def numbered(
     values: npt.NDArray[Any], field: Field, stored: StoredDataset, where: str
 ) -> tuple[npt.NDArray[np.int64], FieldSpec]:
     """A number for each text, `IGNORED` for an empty one that is no class; and the field with their names."""
-    floats = field.kind == "text" and values.dtype.kind == "f"  # as MATLAB stores whole numbers
+    floats = field.kind in ("text", "class") and values.dtype.kind == "f"  # as MATLAB stores whole numbers
     if floats and (np.abs(values) < INEXACT).all() and (values % 1 == 0).all():
         values = values.astype(np.int64)
     if values.dtype.kind not in ("SOiu" if field.kind in ("text", "class") else "SO") or field.kind == "number":
-        what = f"{stored} holds {values.dtype}, which is not {field.kind}"
+        what = f"{stored} holds {values.dtype}{', with fractions or NaN' * floats}, which is not {field.kind}"
         if where == "fields.(on)":
             raise ConfigError(f"{what}; ids are text or whole numbers, so name a dataset of these", "on")
         raise ConfigError(f"{what}; leave kind out", f"{where}.kind")
     numbers: dict[Any, int] = {}
     codes = np.array([numbers.setdefault(value, len(numbers)) for value in values.tolist()], np.int64)
-    texts = as_texts(numbers, stored, lambda number: int((codes == number).argmax()))
+    texts = as_texts(numbers, stored, lambda number: int((codes == number).argmax()), field.attr or "")
     names = tuple(field.classes or filter(None, texts))
     if not field.classes and field.kind != "text" and len(names) > MOST_CLASSES:
         what = f"{stored} holds {len(names)} distinct texts, which seem to be ids; write kind='text'"

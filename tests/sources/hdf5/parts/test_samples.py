@@ -220,7 +220,10 @@ def test_messages_say_that_an_array_counts_over_all_parts_and_how_to_choose_by_p
 )
 def test_a_row_whose_window_leaves_the_rows_is_still_one_of_them(h5, window, said):
     fields = {"x": Field("data", window=(0, window))}
-    refused(ConfigError, ["rows: 50 is one of the 80 rows of ", said], h5(data=np.arange(80.0)), fields, rows=[50])
+    path = h5(data=np.arange(80.0))
+    refused(ConfigError, ["rows: 50 is one of the 80 rows of ", said], path, fields, rows=[50])
+    refused(ConfigError, ["rows: 0.2 s at 250 Hz, row 50, is one of", said], path, fields, rows=[0.2], rate=250)
+    refused(ConfigError, ["rows: 4 s at 250 Hz, row 1000, is not one of"], path, fields, rows=[4.0], rate=250)
 
 
 def test_windows_that_no_part_has_are_answered_by_ways_out(h5):
@@ -537,7 +540,12 @@ N, Y = {"fields": {"x": "x", "n": "number"}}, {"fields": {"x": "x", "y": "aged"}
         ({"number": ["01", "02"]}, {"on": "number"}, ManifestError, "3 of 3 ids have no row: '1', '2', '3'; it"),
         ({"number": ["01", "2"]}, {"on": "number"}, ManifestError, "compared as text: 0012 is not 12"),
         ({"null": ["1"]}, {"on": "null"}, FormatError, "null: holds text, ids or values .* on 0 axes"),
-        ({"half": ["1"]}, {"on": "half"}, ConfigError, "^on: .*half holds float64, which is not text; ids are text or"),
+        (
+            {"half": ["1"]},
+            {"on": "half"},
+            ConfigError,
+            "^on: .*half holds float64, with fractions or NaN, which is not text; ids are text or",
+        ),
         ({"number": [1.0, 2.0]}, {"on": "number"}, ManifestError, "holds double; give text or whole numbers"),
         ({"who": ["a"]}, {"unmatched": "skip"}, ConfigError, "no column 'file'; it has 'who'; .* on={COLUMN: 'file'}"),
         ({"file": ["p1"]}, {"filters": [["q", ">", 1]]}, ConfigError, "^filters: .*has no column 'q'; it has 'file'"),

@@ -432,7 +432,11 @@ def test_numbers_beside_flags_are_delivered_as_stored_unless_classes_are_given(t
     [
         (Field("y", classes=["owl"]), FormatError, r"0.h5:/y, row 1: 'jay' is not one of owl; fields.y.classes names"),
         (Field("y", kind="number"), ConfigError, "fields.y.kind: .*0.h5:/y holds"),
-        (Field("f", kind="class"), ConfigError, "fields.y.kind: .*0.h5:/f holds float64, which is not class"),
+        (
+            Field("f", kind="class"),
+            ConfigError,
+            "fields.y.kind: .*0.h5:/f holds float64, with fractions or NaN, which is not class",
+        ),
         (Field("y", column=0), ConfigError, "column and mask_and_scale do not apply to text"),
         (Field("y", lookup="x"), FormatError, "holds text; "),
         (Field("square"), FormatError, "holds text, ids or values of variable length on 2 axes"),
@@ -460,6 +464,10 @@ def test_whole_numbers_are_classes_if_the_user_says_so(h5):
     with pytest.raises(FormatError, match=r"1\.h5:/y, row 0: '7' is not one of 10, 20, 30; fields.y.classes names"):
         HDF5Source(paths, {"y": Field("y", kind="class", classes=[10, 20, 30])})
     assert [int(HDF5Source(paths, {"y": "y"})[n]["y"]) for n in range(3)] == [30, 10, 20]
+    for shape, layout in (((3, 1), {}), ((1, 3), {"y": "CN"})):  # floats on two axes, as of MATLAB
+        vector = h5(f"{shape[0]}.h5", y=np.array([3.0, 1, 2]).reshape(shape))
+        source = HDF5Source(vector, {"y": Field("y", column=0, kind="class")}, layout=layout)
+        assert (source.spec["y"].classes, [int(source[n]["y"]) for n in range(3)]) == (("1", "2", "3"), [2, 0, 1])
 
 
 LATIN = "été".encode("latin-1")
@@ -481,7 +489,8 @@ def test_text_that_is_not_utf_8_is_named_with_its_row_and_never_delivered(tmp_pa
             anndata(file, np.array([0, 1, 0], "i1"), texts)
     for options in ({}, {"kind": "text"}):
         field, said = Field(name, attr=None if row else "y", **options), f"row {row}: {LATIN!r} is not UTF-8; write"
-        assert refused(FormatError, [said, "t.decode('latin-1')"], path, {"x": "x", "y": field}).row == row
+        cure = "t.decode('latin-1')" if row else "file['x'].attrs['y'] = 'été'"
+        assert refused(FormatError, [said, cure], path, {"x": "x", "y": field}).row == row
     if kind in ("fixed", "vlen", "member"):
         with pytest.raises(FormatError, match=r"row 1: .* is not UTF-8"):
             HDF5Source(path, ["x"]).column(name)
