@@ -299,7 +299,7 @@ TABLES = [
 
 def test_lists_of_captions_are_no_labels():
     Image.new("RGB", (8, 9)).save("a.png")
-    lines = ['{"x": "a.png", "c": ["one of %d", "two of %d"]}' % (n, n) for n in range(8)]
+    lines = [f'{{"x": "a.png", "c": ["one of {n}", "two of {n}"]}}' for n in range(8)]
     Path("t.jsonl").write_text("\n".join(lines))
     report = table_report("t.jsonl")
     assert list(only(report).call.fields) == ["x"]
