@@ -40,7 +40,7 @@ MOST_LINES = 700
 LEAST_TESTED_LINES = 100
 # The most lines of each room.
 BUDGET = {
-    ".": 1480,
+    ".": 1470,
     "batch": 1050,
     "conf": 30,
     "engine": 560,
@@ -63,9 +63,9 @@ BUDGET = {
     "sources/hdf5/schema": 1830,
     "sources/hdf5/storage": 1060,
     "sources/images": 1030,
-    "sources/manifest": 1810,
-    "sources/table": 1950,
-    "tools": 1880,
+    "sources/manifest": 1800,
+    "sources/table": 1940,
+    "tools": 1890,
 }
 MOST_README_LINES = 15
 
