@@ -347,7 +347,7 @@ class Alignment:
             ways = (
                 "P for the numbers of a mask, L for grey tones, or RGB for colours (of a mask: interpolation: nearest)"
             )
-            raise ConfigError(f"missing: {what}, and resizing would mix numbers; set {ways}", f"fields.{key}.mode")
+            raise ConfigError(f"missing; {what}, and resizing would mix numbers; set {ways}", f"fields.{key}.mode")
 
 
 def _alike(one: tuple[int, int], other: Any) -> bool:

@@ -341,7 +341,7 @@ def test_grey_and_palettes_need_a_mode_beside_another_image(mode):
         shown = {"x": {0: Shown((9, 9), 1, "RGB")}, "m": {0: Shown((9, 9), 1, mode)}}
         Alignment(shapes, {}, dict.fromkeys(shapes, "")).check_modes(shown)
 
-    message = "fields.m.mode: missing: the first image is grey or has a palette, .*; set P for the numbers"
+    message = "fields.m.mode: missing; the first image is grey or has a palette, .*; set P for the numbers"
     with pytest.raises(ConfigError, match=message) as caught:
         check()
     assert caught.value.option == "fields.m.mode"

@@ -71,14 +71,14 @@ def test_an_error_of_a_mask_belongs_to_its_sample(policy, pictures):
 
 def test_grey_beside_another_image_needs_a_mode(pictures):
     rows = pictures, ["plain.png"], ["mask.png"]
-    with pytest.raises(ConfigError, match=r"^fields.m.mode: missing: the first image is grey"):
+    with pytest.raises(ConfigError, match=r"^fields.m.mode: missing; the first image is grey"):
         source(*rows, m="m", image_size=8)
     assert set(np.unique(read(source(*rows, image_size=8), [0])["m"])) == {0, 3}
     source(*rows, m={"name": "m", "mode": "RGB"}, image_size=8)
     source(*rows, m="m")  # nothing is resized
     alone = pa.table({"m": ["mask.png"], "mask": ["mask.png"]})
     ManifestSource(alone, {"x": "m"}, root=pictures, image_size=8)
-    with pytest.raises(ConfigError, match=r"^fields.x.mode: missing: x \(mask\) is named as a mask"):
+    with pytest.raises(ConfigError, match=r"^fields.x.mode: missing; x \(mask\) is named as a mask"):
         ManifestSource(alone, {"x": "mask"}, root=pictures, image_size=8, check_files="none")
 
 

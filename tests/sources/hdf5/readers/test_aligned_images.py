@@ -112,7 +112,7 @@ def test_grey_beside_another_image_needs_a_mode(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         in_rows(file)
     grey = Field("m", decode="image", image_size=8)
-    with pytest.raises(ConfigError, match=r"^fields.m.mode: missing: the first image is grey"):
+    with pytest.raises(ConfigError, match=r"^fields.m.mode: missing; the first image is grey"):
         HDF5Source(tmp_path / "a.h5", {"x": fields()["x"], "m": grey})
     HDF5Source(tmp_path / "a.h5", {"m": grey})
     rgb = HDF5Source(tmp_path / "a.h5", {"x": fields()["x"], "m": Field("m", decode="image", image_size=8, mode="RGB")})
