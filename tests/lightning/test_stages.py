@@ -64,7 +64,10 @@ BAD = {
     "split with train": ({"source": None, "split": {"train": 1}, "train": source()}, "train: cannot be combined"),
     "a path": ({"source": "scans/*.h5"}, "source: 'scans/\\*.h5' is not a source; build one, as in HDF5Source"),
     "no such field": (weighed({"balanced": "z"}), "weights: 'z' is not one of the fields x, y, f, v, n"),
-    "vectors": (weighed({"balanced": "v"}), "weights: give 1 for each label of a sample and 0 for the other labels; no sample has a label"),
+    "vectors": (
+        weighed({"balanced": "v"}),
+        "weights: give 1 for each label of a sample and 0 for the other labels; no sample has a label",
+    ),
     "labels": (weighed({"balanced": [1, 0]}), r"loader.weights: \[1, 0\] is not the key.*=class_weights\(labels\)"),
     "balance": ({"loader": {"balance": 3}}, "loader.balance: no such option; use weights=Balanced"),
     "too few": (weighed(np.ones(99)), "weights: there are 99 for 100 samples"),

@@ -87,7 +87,11 @@ def test_for_a_dataset_that_is_not_there_near_names_or_all_are_shown(file, name,
 
 def test_what_is_missing_is_named_with_the_first_of_what_there_is(h5):
     path = h5(data=np.arange(3.0), target=np.arange(3))
-    refused(MissingError, [path, "'labels'", "holds: data, target; python -m lit_async_data inspect lists"], lambda: HDF5Source(path))
+    refused(
+        MissingError,
+        [path, "'labels'", "holds: data, target; python -m lit_async_data inspect lists"],
+        lambda: HDF5Source(path),
+    )
     said = ["rows: ", "holds: data, target; name"]
     error = refused(MissingError, said, lambda: HDF5Source(path, ["data"], rows="onset"))
     assert "fields" not in str(error)

@@ -59,7 +59,10 @@ def test_blanks_around_a_name_make_no_other_name(kind, caplog):
     table = pa.table({"c": pa.array(["cat", "cat ", " dog", None, "\tcat"]).cast(kind), "n": range(5)})
     for condition, kept in ((["==", "cat"], [0, 1, 4]), (["not in", [" cat"]], [2]), (["!=", ""], [0, 1, 2, 4])):
         assert everything(Table.of(table, ["n"], filters=[["c", *condition]]), "n") == kept
-    assert "column 'c': 'cat ', '\\tcat' differ from other names only by blanks or Unicode form, and count as these" in caplog.text
+    assert (
+        "column 'c': 'cat ', '\\tcat' differ from other names only by blanks or Unicode form, and count as these"
+        in caplog.text
+    )
 
 
 def test_filters_compare_whole_numbers_exactly():
