@@ -48,6 +48,7 @@ class Call:
     path: str | list[str]
     fields: Mapping[str, Given] = dataclasses.field(default_factory=dict)
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    left_out: tuple[str, ...] = ()  # datasets of as many rows that no field takes
 
     def build(self) -> Source:
         given = self.path, *[dict(self.fields)] * bool(self.fields)

@@ -110,8 +110,11 @@ def given_call(paths: Sequence[str], arguments: argparse.Namespace, *, whole: bo
                 images[key] = {"name": names[key], **n.decoding, **image}
         if image and not images:
             raise ConfigError("no field holds encoded images; leave it out", min(image))
-    path = call.path if whole or call.fields else found.path
-    return dataclasses.replace(call, path=path, fields=fields | images, options=options)
+    path, taken = call.path if whole or call.fields else found.path, set(map(name_of, fields.values()))
+    plain = [n for n in report.datasets if n.kind != "metadata"]
+    rows = {n.shape[:1] for n in plain if {n.field, n.name} & taken}
+    others = tuple(n.field for n in plain if not {n.field, n.name} & taken and n.shape[:1] in rows)
+    return dataclasses.replace(call, path=path, fields=fields | images, options=options, left_out=others)
 
 
 def report_on(given: Sequence[str], *, suggest: bool = True) -> Report:

@@ -263,6 +263,16 @@ def test_encoded_images_are_decoded_in_the_size_that_is_given(tmp_path, out, fie
             assert (packed.spec["x"].shape, len(packed)) == (shape, 6 if "x=demo_0/frames" in fields else 12)
 
 
+def test_datasets_that_the_suggestion_leaves_out_are_named(h5, out, capsys):
+    path = h5(
+        "x.h5", images=np.zeros((6, 8, 8, 3), "u1"), labels=np.arange(6), pose=np.zeros((6, 2)), other=np.zeros(9)
+    )
+    assert main(["pack", path, "-o", out]) == 0
+    assert "not packed: pose; name all with --fields KEY=NAME" in capsys.readouterr().out
+    assert main(["pack", path, "-o", out, "--force", "--fields", "x=images", "pose=pose"]) == 0
+    assert "not packed" not in capsys.readouterr().out
+
+
 def packed_year(h5, name, scale):
     path = h5(name, t2m=np.arange(8, dtype="i2").reshape(4, 2), plain=np.ones((4, 2), "f4"))
     with h5py.File(path, "r+") as file:

@@ -25,6 +25,7 @@ from before the copy until that is noted, or `close` has waited for side. After 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import enum
 import logging
@@ -310,8 +311,9 @@ class StreamQueue(InlineQueue):
             self.streams.happened(self.streams.record(self.streams.side), block=True)
             self.copying.extend(Copying(ticket.host) for ticket in self.tickets if ticket.host is not None)
             self.tickets.clear()
-            while self.copying:
-                self.copying.popleft().host.release()
+            with contextlib.suppress(IndexError):  # the loop may take the last one at the same time
+                while self.copying:
+                    self.copying.popleft().host.release()
         except RuntimeError as error:  # the device is in trouble; the rest must be closed all the same
             log.warning("waiting for copies to the device failed: %s", error)
 

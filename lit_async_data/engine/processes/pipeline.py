@@ -415,6 +415,8 @@ class ProcessPipeline(Pipeline):
             if not (begun := self._begun(reader)):
                 tasks = list(reader.tasks.values())[:1]
                 words = f"{who} reads nothing, and has {len(reader.tasks)} tasks"
+                if not reader.channel.ready:
+                    words = f"{who} is starting: it imports the modules of the source and of transforms"
                 found.append(Activity(words, tasks[0].key if tasks else None, where=worker))
             for task in begun:
                 said, where = self._told(task)

@@ -30,7 +30,7 @@ from lit_async_data.engine.device.feeds import CopyFeed
 from lit_async_data.engine.processes import pipeline as process_pipeline
 from lit_async_data.engine.processes.channel import Channel
 from lit_async_data.engine.processes.messages import Task
-from lit_async_data.engine.processes.pipeline import pipeline_of
+from lit_async_data.engine.processes.pipeline import ProcessPipeline, pipeline_of
 from lit_async_data.engine.resources.plan import WorkerTuner
 from lit_async_data.errors import ClosedError, WorkerError
 from lit_async_data.order.chunk_order import ChunkRun
@@ -473,3 +473,14 @@ def test_a_reader_process_serves_an_accelerator_for_which_its_slots_cannot_be_pi
         batch = next(loader)
         streams.synchronize()
         assert batch["y"].tolist() == list(range(10))
+
+
+def test_a_process_that_is_still_starting_says_so():
+    channel = types.SimpleNamespace(pid=7, ready=False)
+    reader = types.SimpleNamespace(channel=channel, number=0, tasks={})
+    pipeline = types.SimpleNamespace(_first=types.SimpleNamespace(alive=False), _readers=[reader], _begun=lambda _: [])
+    (said,) = ProcessPipeline._readings(pipeline)
+    assert said.words == "reader process 7 is starting: it imports the modules of the source and of transforms"
+    channel.ready = True
+    (said,) = ProcessPipeline._readings(pipeline)
+    assert said.words == "reader process 7 reads nothing, and has 0 tasks"
