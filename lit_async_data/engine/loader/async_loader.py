@@ -248,7 +248,10 @@ class AsyncLoader(BaseLoader):
             take = engine.queue.take
             batch = ranged(NEXT, take, key) if profiled() else take(key)
             if engine.asks and not self._wiring.externally_driven:
-                self._copy_ahead(engine, cursor.schedule.following(key))
+                try:
+                    engine.queue.prefetch(cursor.schedule.following(key))
+                except Exception as error:  # noqa: BLE001  # of a later batch
+                    self._failed_ahead(error)
             if key in self._around:
                 self._wiring.quarantine.handed_out(key.step, cursor.schedule.plan(key.epoch), self._around.pop(key))
             run.asked_s = time.perf_counter()

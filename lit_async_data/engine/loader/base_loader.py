@@ -33,7 +33,6 @@ from lit_async_data.engine.supervisor import COPYING, report_once
 from lit_async_data.engine.verdict import LEAST_S, LEAST_STEPS, Watch
 from lit_async_data.errors import AsyncDataError, ClosedError, WorkerError
 from lit_async_data.options import whole
-from lit_async_data.order.plan import BatchIndex
 
 
 class Engine:
@@ -447,12 +446,10 @@ class BaseLoader(BatchIterator):
             raise
         run.interrupted = False
 
-    def _copy_ahead(self, engine: Engine, key: BatchIndex) -> None:
-        try:
-            engine.queue.prefetch(key)
-        except Exception as error:  # noqa: BLE001  # of a later batch, which raises it when it is asked for
-            if not self._run.closed:
-                report_once(log, COPYING, error, AsyncDataError)
+    def _failed_ahead(self, error: Exception) -> None:
+        """Say once that copying failed for a later batch, which raises it when it is asked for."""
+        if not self._run.closed:
+            report_once(log, COPYING, error, AsyncDataError)
 
     def _running(self) -> Engine:
         """The engine, started if need be; a `ClosedError` or `WorkerError` if it cannot be used."""

@@ -352,7 +352,10 @@ class PrefetchedLoader(BaseLoader):
             take = engine.queue.take
             batch = ranged(NEXT, take, key) if profiled() else take(key)
             if not self._wiring.externally_driven:
-                self._copy_ahead(engine, BatchIndex(key.epoch, key.step + 1))
+                try:
+                    engine.queue.prefetch(BatchIndex(key.epoch, key.step + 1))
+                except Exception as error:  # noqa: BLE001  # of a later batch
+                    self._failed_ahead(error)
             run.asked_s = time.perf_counter()
             took_s = run.asked_s - started
             run.stats.add(took_s, engine.queue.transform_s, first=key.step == 0, queue_fill=fill)

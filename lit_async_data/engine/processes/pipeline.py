@@ -167,7 +167,8 @@ class ProcessPipeline(Pipeline):
                     self._done(task, work, unplanned)
                     if task.deaths:
                         self._set_threads()
-            self._close_unused()
+            if len(self._readers) > self._dealing:
+                self._close_unused()
             return super().poll(key)
 
     def _wait(self, key: BatchIndex, seconds: float) -> None:

@@ -27,10 +27,10 @@ from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import prefetched
 from lit_async_data.engine import supervisor
+from lit_async_data.engine.device.queues import InlineQueue
 from lit_async_data.engine.prefetch import iterator_feed as puller
 from lit_async_data.engine.prefetch import packing
 from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed, ReaderThread
-from lit_async_data.engine.prefetch.loader import PrefetchedLoader
 from lit_async_data.errors import ClosedError, WorkerError
 from lit_async_data.order.plan import BatchIndex
 
@@ -409,7 +409,7 @@ MOMENTS = [(Loader, "__iter__", 0), (ReaderThread, "_pull", 0), (ReaderThread, "
 
 
 @pytest.mark.parametrize("end", ["close", "stop"])
-@pytest.mark.parametrize(("place", "name", "given"), [*MOMENTS, (PrefetchedLoader, "_copy_ahead", 2)])
+@pytest.mark.parametrize(("place", "name", "given"), [*MOMENTS, (InlineQueue, "prefetch", 2)])
 def test_a_loader_that_another_thread_ends_within_next_gives_no_batch_twice(monkeypatch, place, name, given, end):
     batches, kept = prefetched(Loader(), 2 if name == "__iter__" else 0, device="cpu"), getattr(place, name)
     pass_ = iter(batches)
@@ -421,7 +421,7 @@ def test_a_loader_that_another_thread_ends_within_next_gives_no_batch_twice(monk
         return kept(*args, **options)
 
     monkeypatch.setattr(place, name, ended)
-    if name == "_copy_ahead":
+    if name == "prefetch":
         assert next(pass_)["step"] == given
     for _ in range(2 if given else 1):
         with pytest.raises(ClosedError):

@@ -115,8 +115,8 @@ def test_each_part_has_its_own_rate_and_times_of_nwb_count_from_its_starting_tim
     [
         ([0.1, np.nan], 10, "rows: it holds nan at 1, which is no time"),
         ([1e300], 10, "rows: it holds 1e+300 at 0"),
-        ([2.0], 10, "rows: 20 is not one of the 20 rows"),
-        ("yes", 10, "rows: 25 is not one of the 20 rows"),
+        ([2.0], 10, "rows: 2 s at 10 Hz, row 20, is not one of the 20 rows"),
+        ("yes", 10, "rows: 2.5 s at 10 Hz, row 25, is not one of the 20 rows"),
         ([0.1], 0, "rate: 0, of "),
         ([0.1], True, "rate: True, of "),
         ([0.1], float("nan"), "rate: nan, of "),

@@ -105,7 +105,7 @@ def test_images_are_packed_decoded_and_one_by_one(tmp_path):
     path = written(tmp_path / "x.h5")
     pack(HDF5Source(path, field()), tmp_path / "packed.h5")
     np.testing.assert_array_equal(read_from(tmp_path / "packed.h5", ["x"], layout="NHWC")["x"], PIXELS)
-    with pytest.raises(ConfigError, match=r"fields\.x\.window: pack single images"):
+    with pytest.raises(ConfigError, match=r"fields\.x: is a list or a window; leave it out, or pack single images"):
         pack(HDF5Source(path, field(window=(0, 3))), tmp_path / "windows.h5")
 
 
