@@ -23,7 +23,7 @@ BLOCK = 2**20
 FEW = 256
 # Values that are summed in float32. For bytes, the sum of the squares of so few is exact.
 RUN, RUN_OF_BYTES = 1024, 256
-# So many values of a row have a mean near enough to that of the row.
+# The mean of this many values of a row is near enough to the mean of the row.
 SOME = 64
 # Squares of floats outside of this range, or their sums, may leave the range of float32.
 LEAST, LARGEST = 2.0**-40, 2.0**40

@@ -27,9 +27,9 @@ from lit_async_data.sources.hdf5.storage.codecs import read_chunk, write_chunk
 from lit_async_data.sources.local_files import expanded
 from lit_async_data.sources.table.formats import arrow
 
-# About so many bytes are held until they are written or merged; the assumed bytes of a text.
+# Bytes, about, that are held before they are written or merged; bytes that a text is taken to have.
 HELD_BYTES, TEXT_BYTES = 2**26, 64
-# Samples of whole numbers with at least so many bytes are compressed, each as one chunk.
+# Samples of whole numbers are compressed, each as one chunk, from this many bytes on.
 COMPRESSED_BYTES = 4096
 
 # Numbers with the samples on axis 0, or a text for each sample.
