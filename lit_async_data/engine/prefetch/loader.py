@@ -362,15 +362,20 @@ class PrefetchedLoader(BaseLoader):
             state = feed.states.pop(key, None)
         except StopIteration:
             run.asked_s = time.perf_counter()
-            self._cursor.state = at._replace(over=True, state=None)
+            self._cursor.state, self._continued = at._replace(over=True, state=None), None
             engine.rest()
             raise
         except Exception as error:
-            # A batch that failed counts as handed out. A batch that never came is asked for again.
-            self._cursor.state, run.interrupted = at._replace(step=key.step + (key < feed.expected)), False
+            # A batch that failed counts as handed out. A batch that never came is asked for again; without any, so is
+            # the pass, also in the middle of the order.
+            step = key.step + (key < feed.expected)
+            self._cursor.state, run.interrupted = at._replace(step=step, fresh=not step), False
             if isinstance(error, IndexError):  # another thread may have emptied what it took from
                 feed.check()
             raise
+        finally:
+            if key < feed.expected:
+                self._continued = None
         before = at.state if key.step else feed.begun
         return Taken(batch, at._replace(step=key.step + 1, before=before, state=state))
 
@@ -398,7 +403,7 @@ class PrefetchedLoader(BaseLoader):
             engine = self._running()
         self._rest()
         counted = None if self.counted is None else self.counted()
-        order, dealt, self._continued = SampledOrder(self.loader), self._continued, None
+        order, dealt = SampledOrder(self.loader), self._continued
         if dealt is None:
             dealt = DealtOrder(order.now(), counted or 0)
         elif (done := (counted or 0) - dealt.begun) > 0:

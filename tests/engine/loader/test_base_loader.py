@@ -15,7 +15,7 @@ import pytest
 import torch
 from support.device.training_loop import pretend
 from support.sources.numbered import LENGTH, WIDE, Bad, loader_of, order, seen
-from support.threads.waits import until
+from support.threads.waits import LONG, until
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import AsyncLoader
@@ -56,6 +56,29 @@ def test_a_loader_that_another_thread_closes_at_any_moment_says_so_and_is_closed
             call()
     loader.close()
     assert (loader._run.engine, threading.active_count()) == (None, threads)
+
+
+def test_a_stop_that_ends_late_leaves_the_engine_that_was_started_since(monkeypatch):
+    """1. A thread stops the loader. 2. The loop does, too, and starts another engine. 3. The thread goes on."""
+    ending, go_on, kept = threading.Event(), threading.Event(), Engine.close
+
+    def gated(engine, **wait):
+        kept(engine, **wait)
+        if threading.current_thread() is late:
+            ending.set()
+            assert go_on.wait(LONG)
+
+    monkeypatch.setattr(Engine, "close", gated)
+    with loader_of(workers=1, shuffle="none") as loader:
+        next(loader)
+        late = threading.Thread(target=loader._stop)
+        late.start()
+        assert ending.wait(LONG)
+        next(loader)
+        engine = loader._run.engine
+        go_on.set()
+        late.join(LONG)
+        assert loader._run.engine is engine is not None
 
 
 def test_a_daemon_thread_that_iterates_at_the_interpreters_exit_prints_no_traceback(images):

@@ -427,3 +427,27 @@ def test_random_numbers_on_the_device_go_by_lightnings_seed(monkeypatch):
         with prefetched([1], device="cpu", device_transform=lambda batch, rng: torch.rand(4, generator=rng)) as one:
             found.append(next(iter(one)).tolist())
     assert found[0] == found[2] != found[1]
+
+
+def test_a_pass_that_another_thread_stops_as_it_begins_begins_again_in_the_middle():
+    def stop():
+        thread = threading.Thread(target=batches.stop)
+        thread.start()
+        thread.join(LONG)
+
+    loader = DataLoader(range(40), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(3))
+    with prefetched(loader, device="cpu") as batches:
+        whole = [batch.tolist() for batch in batches]
+        dealt = batches.dealt_order
+        batches.dealt_order, stops = dealt, [stop, stop]
+        batches.counted = lambda: (stops and stops.pop()()) or 3
+        rest = iter(batches)
+        for _ in range(2):
+            with pytest.raises(ClosedError, match="another thread has closed or stopped"):
+                next(rest)
+        assert [batch.tolist() for batch in rest] == whole[3:]
+        batches.dealt_order = dealt
+        assert next(iter(batches)).tolist() == whole[3]
+        batches.dealt_order, batches.counted = dealt, lambda: 10
+        assert not list(iter(batches))
+        assert sorted(number for batch in batches for number in batch.tolist()) == list(range(40))
