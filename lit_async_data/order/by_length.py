@@ -16,7 +16,7 @@ import numpy as np
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.permutation import Indices, derived_key
-from lit_async_data.order.plan import SUBSTITUTES, EpochPlan
+from lit_async_data.order.plan import SUBSTITUTES, EpochPlan, KeyedSamples
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,9 +84,9 @@ class LengthPlan(EpochPlan):
         first, end = self.bounds(step)
         return self._ordered[0][first:end]
 
-    def stretch(self, step: int, count: int) -> tuple[Indices, list[int]]:
+    def stretch(self, step: int, count: int) -> tuple[KeyedSamples, list[int]]:
         batches = [self.batch(number) for number in range(step, step + count)]
-        return np.concatenate(batches), [0, *itertools.accumulate(map(len, batches))]
+        return self._keyed(np.concatenate(batches), step, count), [0, *itertools.accumulate(map(len, batches))]
 
     def samples(self, positions: Indices) -> Indices:
         return self._ordered[0][positions + self.start]

@@ -32,6 +32,22 @@ WITHIN_GROUP = 32
 Order = Literal["none", "chunk", "global"]
 
 
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class KeyedSamples:
+    """Samples of an epoch, int64, and the number that keys the random draws for each of them."""
+
+    epoch: int
+    samples: Indices
+    numbers: Indices | None = None  # None for the ids of the samples
+
+    def __getitem__(self, rows: slice | Indices) -> KeyedSamples:
+        numbers = self.numbers if self.numbers is None else self.numbers[rows]
+        return KeyedSamples(self.epoch, self.samples[rows], numbers)
+
+    def keys(self, ids: Callable[[Indices], Indices]) -> Indices:
+        return ids(self.samples) if self.numbers is None else self.numbers
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EpochPlan:
     """The batches of one epoch for one rank. Safe to use from any thread."""
@@ -54,7 +70,7 @@ class EpochPlan:
     # The samples that may share a batch, for a `LengthPlan`; None if all may.
     buckets: Buckets | None = dataclasses.field(default=None, compare=False)
     alike: bool = False  # whether all epochs have the order of epoch 0
-    repeats: bool = False  # whether a sample may come several times: random numbers then go by its position
+    repeats: bool = False  # whether a sample may come several times: its position then keys its random draws
     # The last blocks computed, each with its first index among this rank's positions. Two threads may compute the same
     # block at once; both get the same values, and the assignment is atomic.
     _cache: list[tuple[int, Indices]] = dataclasses.field(default_factory=list, repr=False, compare=False)
@@ -150,16 +166,12 @@ class EpochPlan:
 
     def batch(self, step: int) -> Indices:
         """The sample numbers in the source, in the order of the batch."""
-        return self.stretch(step, 1)[0]
+        return self.stretch(step, 1)[0].samples
 
     def positions(self, step: int) -> Indices:
         """The positions of this rank's samples of a step in the whole order, over all ranks."""
         first, end = self.bounds(step)
         return self.start + np.arange(first, end) * self.world_size + self.rank
-
-    def numbers(self, steps: range) -> Indices | None:
-        """The positions of the samples of some steps if samples may repeat, for random numbers; else None."""
-        return np.concatenate([self.positions(step) for step in steps]) if self.repeats else None
 
     def front(self, step: int) -> int:
         """The position in the order by chunks up to which it has been read before a step."""
@@ -184,11 +196,16 @@ class EpochPlan:
         drawn = derived_key(self._key, SUBSTITUTES, position, attempt) % (end - first)
         return int(self.samples(np.array([first + drawn - self.start]))[0])
 
-    def stretch(self, step: int, count: int) -> tuple[Indices, list[int]]:
+    def stretch(self, step: int, count: int) -> tuple[KeyedSamples, list[int]]:
         """The samples of ``count`` batches, and their edges: batch i is ``samples[edges[i]:edges[i + 1]]``."""
         bounds = [self.bounds(number) for number in range(step, step + count)]
         first, end = bounds[0][0], bounds[-1][1]
-        return self._block(first, end), [begin - first for begin, _ in bounds] + [end - first]
+        return self._keyed(self._block(first, end), step, count), [begin - first for begin, _ in bounds] + [end - first]
+
+    def _keyed(self, samples: Indices, step: int, count: int) -> KeyedSamples:
+        steps = range(step, step + count)
+        numbers = np.concatenate([self.positions(step) for step in steps]) if self.repeats else None
+        return KeyedSamples(self.epoch, samples, numbers)
 
     def _block(self, first: int, end: int) -> Indices:
         for begin, block in self._cache:

@@ -332,7 +332,7 @@ def test_parts_of_any_ranks_and_batches_merge_into_the_order_of_the_dataset(tmp_
 def samples_of(size, rank, count, samples, steps):
     options = {"length": samples, "batch_size": size, "shuffle": "none", "seed": 0, "epoch": 0}
     plan = EpochPlan(**options, rank=rank, world_size=count)
-    return plan.stretch(0, min(steps, len(plan)))[0]
+    return plan.stretch(0, min(steps, len(plan)))[0].samples
 
 
 def test_row_groups_hold_the_rows_of_all_ranks_and_not_more_than_fit(tmp_path, monkeypatch):

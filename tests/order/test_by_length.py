@@ -65,8 +65,8 @@ def test_the_members_of_a_plan_agree(lengths, ranks):
             assert (plan.samples(plan.positions(step)) == samples).all()
             assert plan.steps_to(plan.position(step)) == step
         assert plan.steps_to(plan.length) == len(plan)
-        stretch, edges = plan.stretch(0, len(plan))
-        assert [stretch[a:b].tolist() for a, b in itertools.pairwise(edges)] == [
+        keyed, edges = plan.stretch(0, len(plan))
+        assert [keyed.samples[a:b].tolist() for a, b in itertools.pairwise(edges)] == [
             plan.batch(step).tolist() for step in range(len(plan))
         ]
 

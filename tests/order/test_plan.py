@@ -126,6 +126,6 @@ def test_a_stretch_of_steps_equals_its_single_batches():
         )
         for step in range(len(plan)):
             for count in range(1, len(plan) - step + 1):
-                samples, edges = plan.stretch(step, count)
-                cut = [samples[begin:end].tolist() for begin, end in itertools.pairwise(edges)]
+                keyed, edges = plan.stretch(step, count)
+                cut = [keyed[begin:end].samples.tolist() for begin, end in itertools.pairwise(edges)]
                 assert cut == [plan.batch(each).tolist() for each in range(step, step + count)]

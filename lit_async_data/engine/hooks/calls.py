@@ -17,6 +17,7 @@ import numpy as np
 from lit_async_data.batch.spec import Array
 from lit_async_data.errors import ConfigError, TransformError, few
 from lit_async_data.order.permutation import Indices, derived_key, derived_keys
+from lit_async_data.order.plan import KeyedSamples
 from lit_async_data.sources.contract.checks import UnfitError, as_array
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.user_code import READING, seed_generators
@@ -277,18 +278,15 @@ class HookCalls:
             )
         return {key: value for key, value in made.items() if key != INDEX}
 
-    def of_samples(
-        self, epoch: int, samples: Indices, values: Mapping[str, Array], numbers: Indices | None = None
-    ) -> Iterator[Made]:
-        """It may write to ``values``, of shape (n, …). Random numbers go by ``numbers``, or by the samples."""
-        hook = self.sample
+    def of_samples(self, keyed: KeyedSamples, values: Mapping[str, Array]) -> Iterator[Made]:
+        """``sample_transform`` of each sample; it may write to ``values``, of shape (n, …)."""
+        hook, samples, keys, seeds = self.sample, keyed.samples, None, None
         assert hook is not None
-        keys = seeds = None
         if hook.draws and self._seed is not None:
-            epoch_key = derived_key(self._seed, epoch, SAMPLE_HOOK_KEYS)
-            keys = derived_keys(epoch_key, self.source.ids(samples) if numbers is None else numbers).tolist()
+            epoch_key = derived_key(self._seed, keyed.epoch, SAMPLE_HOOK_KEYS)
+            keys = derived_keys(epoch_key, keyed.keys(self.source.ids)).tolist()
         if READING.key is not None:
-            seeds = READING.keys(SAMPLE_HOOK_KEYS, self.source.ids(samples) if numbers is None else numbers)
+            seeds = READING.keys(SAMPLE_HOOK_KEYS, keyed.keys(self.source.ids))
         values = self._with_index(samples, values)
         for place in range(len(samples)):
             sample = {key: array[place, ...] for key, array in values.items()}
@@ -305,14 +303,14 @@ class HookCalls:
                 raise failure(hook.where, self.source, samples[place : place + 1], no_dict(made))
             yield self._without_index(hook.where, samples[place : place + 1], made, sample.get(INDEX))
 
-    def of_batch(self, epoch: int, samples: Indices, values: dict[str, Array], numbers: Indices | None = None) -> Made:
-        hook = self.batch
+    def of_batch(self, keyed: KeyedSamples, values: dict[str, Array]) -> Made:
+        hook, samples = self.batch, keyed.samples
         assert hook is not None
-        rng, first = None, int((self.source.ids(samples[:1]) if numbers is None else numbers)[0])
+        rng, first = None, int(keyed[:1].keys(self.source.ids)[0])
         if READING.key is not None:
             seed_generators(*READING.keys(BATCH_HOOK_KEYS, np.array([first])))
         if hook.draws and self._seed is not None:
-            rng = self._generator.at(derived_key(self._seed, epoch, BATCH_HOOK_KEYS, first))
+            rng = self._generator.at(derived_key(self._seed, keyed.epoch, BATCH_HOOK_KEYS, first))
         values = self._with_index(samples, values)
         try:
             made = hook(values, rng)

@@ -41,6 +41,7 @@ from lit_async_data.errors import TransformError
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.permutation import Indices
+from lit_async_data.order.plan import KeyedSamples
 from lit_async_data.sources.contract.checks import UnfitError
 from lit_async_data.sources.contract.pickling import why_not_pickled
 from lit_async_data.sources.contract.source import Source, read
@@ -166,7 +167,7 @@ class _Probe:
             found = []
             for cut in range(1 + self._cuts):
                 samples, values = self._samples(1, cut)
-                made = next(self._calls.of_samples(0, samples, values))
+                made = next(self._calls.of_samples(KeyedSamples(0, samples), values))
                 found.append(self._kinds(hook.where, samples, made))
             spec = self._named(hook.where, self._numbers[:1], found[0], self._follow(found))
         return Outcome(spec, spec if self._calls.batch is None else self._of_batches(spec))
@@ -204,9 +205,9 @@ class _Probe:
             if self._calls.sample is not None:
                 fields = spec.fields.items()
                 target = {key: np.empty((ROWS, *_cut(field, cut)), field.dtype) for key, field in fields}
-                put_samples(self._calls, 0, samples, values, target)
+                put_samples(self._calls, KeyedSamples(0, samples), values, target)
                 values = target
-            made = self._calls.of_batch(0, samples, values)
+            made = self._calls.of_batch(KeyedSamples(0, samples), values)
             try:
                 arrays = {key: with_rows(key, value, ROWS) for key, value in made.items()}
             except UnfitError as error:
@@ -277,21 +278,12 @@ class Transformation:
     def __reduce__(self) -> Any:
         return Transformation, (self._calls, self._outcome, self.capacity, self._buckets)
 
-    def __call__(
-        self,
-        epoch: int,
-        samples: Indices,
-        read: ReadInto,
-        out: Mapping[str, Array],
-        *,
-        rows: Sequence[int] | None = None,
-        numbers: Indices | None = None,
-    ) -> None:
-        """Into these rows of ``out``, or the first ones."""
+    def __call__(self, keyed: KeyedSamples, read: ReadInto, out: Mapping[str, Array], rows: Sequence[int]) -> None:
+        """Put the samples into these rows of ``out``; a batch into all of it."""
         if not hasattr(self._thread, "memory"):
             self._thread.memory = np.empty(self.scratch_bytes, np.uint8)
         memory: Bytes = self._thread.memory
-        raw = self._raw.views_of(memory, samples)
+        raw = self._raw.views_of(memory, keyed.samples)
         read(raw)
         values, began = delivered(self._spec, raw), time.perf_counter()
         with self._lock:
@@ -299,21 +291,21 @@ class Transformation:
             if self._calls.sample is not None:
                 target = out
                 if self._between is not None:
-                    target = self._between.views_of(memory[self._raw.nbytes :], samples)
-                put_samples(self._calls, epoch, samples, values, target, rows=rows, numbers=numbers)
+                    target = self._between.views_of(memory[self._raw.nbytes :], keyed.samples)
+                put_samples(self._calls, keyed, values, target, rows)
                 values = dict(target)
             if self._calls.batch is not None:
-                put_batch(self._calls, samples, self._calls.of_batch(epoch, samples, values, numbers), out)
+                put_batch(self._calls, keyed.samples, self._calls.of_batch(keyed, values), out)
             CLOCK.transformed(time.perf_counter() - locked)
 
-    def check(self, epoch: int, sample: Indices, read: ReadInto, numbers: Indices | None) -> None:
+    def check(self, keyed: KeyedSamples, read: ReadInto) -> None:
         """It is transformed unless that takes a whole batch."""
         values = self._spec.empty(1)
         read(values)
         if self._calls.sample is not None:
             with self._lock:
                 values = delivered(self._spec, values)
-                put_samples(self._calls, epoch, sample, values, self._outcome.of_samples.empty(1), numbers=numbers)
+                put_samples(self._calls, keyed, values, self._outcome.of_samples.empty(1))
 
 
 def delivered(spec: BatchSpec, arrays: Mapping[str, Array]) -> dict[str, Array]:
@@ -322,20 +314,18 @@ def delivered(spec: BatchSpec, arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 def put_samples(
     calls: HookCalls,
-    epoch: int,
-    samples: Indices,
+    keyed: KeyedSamples,
     values: Mapping[str, Array],
     out: Mapping[str, Array],
-    *,
     rows: Sequence[int] | None = None,
-    numbers: Indices | None = None,
 ) -> None:
     """Into these rows of ``out``, or the first ones."""
+    samples = keyed.samples
     assert calls.sample is not None
     targets = [(key, array, array.shape[1:], array.dtype) for key, array in out.items()]
     keys, plain = out.keys(), np.ndarray
     places = range(len(samples))
-    for place, row, made in zip(places, rows or places, calls.of_samples(epoch, samples, values, numbers), strict=True):
+    for place, row, made in zip(places, rows or places, calls.of_samples(keyed, values), strict=True):
         if made.keys() != keys:
             raise failure(calls.sample.where, calls.source, samples[place : place + 1], other_keys(made, keys))
         try:

@@ -209,7 +209,5 @@ def with_own_fields(spec: BatchSpec, options: LoaderOptions) -> BatchSpec:
 
 def batch_seed(source: Source, cursor: EpochCursor, seed: int, key: BatchIndex) -> int:
     """By its first sample, whatever its rank and step."""
-    plan = cursor.schedule.plan(key.epoch)
-    numbers = plan.numbers(range(key.step, key.step + 1))
-    first = source.ids(plan.batch(key.step)[:1]) if numbers is None else numbers
-    return derived_key(seed, key.epoch, BATCH_KEYS, int(first[0]))
+    keyed, _ = cursor.schedule.plan(key.epoch).stretch(key.step, 1)
+    return derived_key(seed, key.epoch, BATCH_KEYS, int(keyed[:1].keys(source.ids)[0]))

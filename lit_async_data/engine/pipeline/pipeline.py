@@ -40,9 +40,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
-from lit_async_data.batch.spec import BatchLayout, Bytes
+from lit_async_data.batch.spec import Array, BatchLayout, Bytes
 from lit_async_data.engine.pipeline.sample_reader import AroundBadSamples, ReadAround, ReaderSetup, is_of_a_sample
 from lit_async_data.engine.resources.plan import WorkerTuner
 from lit_async_data.engine.supervisor import awaited, dump_stacks
@@ -56,7 +55,7 @@ from lit_async_data.errors import (
     few,
 )
 from lit_async_data.order.permutation import Indices
-from lit_async_data.order.plan import BatchIndex, Schedule
+from lit_async_data.order.plan import BatchIndex, KeyedSamples, Schedule
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.stage_clock import CLOCK, Work
 from lit_async_data.system import ProcessGuard, leave_at_exit
@@ -219,8 +218,8 @@ class SlotPool:
             self.vacant.put(slot)
 
 
-# Reads samples of an epoch into arrays, from any thread; last, by what their random numbers go if not by themselves.
-Read = Callable[[int, Indices, Mapping[str, npt.NDArray[Any]], Indices | None], None]
+# Reads samples into arrays, from any thread.
+Read = Callable[[KeyedSamples, Mapping[str, Array]], None]
 
 NO_SAMPLES: Indices = np.empty(0, np.int64)
 
@@ -258,12 +257,11 @@ class ReadTask:
     def run(self, read: Read, layout: BatchLayout, memory: Bytes) -> FilledSlot:
         epoch, step = self.keys[0]
         try:
-            plan = self.schedule.plan(epoch)
-            samples, edges = plan.stretch(step, len(self.keys))
+            keyed, edges = self.schedule.plan(epoch).stretch(step, len(self.keys))
         except self._caught as caught:
             # No name holds the results: see `Pipeline._fill`.
             return self._filled([self._failed(BatchResult(key, 0, 0), NO_SAMPLES, caught) for key in self.keys])
-        self.samples = samples
+        self.samples = samples = keyed.samples
         batches = [
             BatchResult(key, self.row + begin, end - begin)
             for key, (begin, end) in zip(self.keys, itertools.pairwise(edges), strict=True)
@@ -271,13 +269,12 @@ class ReadTask:
         self.reading = batches
         if len(batches) > 1 and not self._has_known(samples):
             try:
-                numbers = plan.numbers(range(step, step + len(batches)))
-                read(epoch, samples, layout.views_of(memory, samples, self.row), numbers)
+                read(keyed, layout.views_of(memory, samples, self.row))
             except self._caught:  # raised below by its batch, while the others are read
                 log.debug("reading several batches together failed", exc_info=True)
             else:
                 return FilledSlot(self.slot, batches, len(batches))
-        return self._filled([self._alone(read, layout, memory, samples, batch) for batch in batches])
+        return self._filled([self._alone(read, layout, memory, keyed, batch) for batch in batches])
 
     def _filled(self, batches: list[BatchResult]) -> FilledSlot:
         return FilledSlot(self.slot, batches, sum(batch.error is None for batch in batches))
@@ -288,15 +285,14 @@ class ReadTask:
         return Exception if self.worker is None else BaseException
 
     def _alone(
-        self, read: Read, layout: BatchLayout, memory: Bytes, samples: Indices, batch: BatchResult
+        self, read: Read, layout: BatchLayout, memory: Bytes, keyed: KeyedSamples, batch: BatchResult
     ) -> BatchResult:
-        first, (epoch, step) = batch.first - self.row, batch.key
-        self.samples = samples = samples[first : first + batch.rows]
-        self.reading = (batch,)
+        first = batch.first - self.row
+        keyed, self.reading = keyed[first : first + batch.rows], (batch,)
+        self.samples = samples = keyed.samples
         if not self._has_known(samples):
             try:
-                numbers = self.schedule.plan(epoch).numbers(range(step, step + 1))
-                read(epoch, samples, layout.views_of(memory, samples, batch.first), numbers)
+                read(keyed, layout.views_of(memory, samples, batch.first))
             except self._caught as caught:
                 if self.around is None or not is_of_a_sample(caught):
                     return self._failed(batch, samples, caught)
@@ -311,12 +307,12 @@ class ReadTask:
         assert self.around is not None
         (epoch, step), samples = batch.key, NO_SAMPLES
         try:
-            around, numbers = self.around.choice(self.schedule.plan(epoch), step)
-            samples = np.array(around.samples, np.int64)
-            read(epoch, samples, layout.views_of(memory, samples, batch.first), numbers)
+            keyed, bad = self.around.choice(self.schedule.plan(epoch), step)
+            samples = keyed.samples
+            read(keyed, layout.views_of(memory, samples, batch.first))
         except self._caught as caught:
             return self._failed(batch, samples, caught)
-        return batch._replace(rows=len(samples), around=around)
+        return batch._replace(rows=len(samples), around=ReadAround(tuple(samples.tolist()), tuple(bad)))
 
     def _failed(self, batch: BatchResult, samples: Indices, cause: BaseException) -> BatchResult:
         error = batch_error(cause, *batch.key, self.ids(samples).tolist(), self.worker)

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from lit_async_data.batch.spec import MASK, RUN_BYTES, Array, BatchLayout, length_key, offsets_key
 from lit_async_data.engine.hooks.calls import FIXED, INDEX, failure
@@ -33,7 +32,7 @@ from lit_async_data.errors import (
 from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.due import Shares, due
 from lit_async_data.order.permutation import Indices, derived_key, derived_keys
-from lit_async_data.order.plan import ALL, BatchIndex, EpochPlan, Schedule, Share
+from lit_async_data.order.plan import ALL, BatchIndex, EpochPlan, KeyedSamples, Schedule, Share
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.user_code import READING, seed_generators
 
@@ -88,15 +87,9 @@ class SampleReader:
     global_seed: int | None = None  # by which the global random generators are seeded; None if they are left alone
     alike: bool = False  # whether all epochs are the same, as in evaluation
 
-    def __call__(
-        self,
-        epoch: int,
-        samples: Indices,
-        out: Mapping[str, npt.NDArray[Any]],
-        numbers: Indices | None = None,
-        rows: Indices | None = None,
-    ) -> None:
-        """Into these rows of ``out``, or the first ones. Random numbers go by ``numbers``, or by the samples."""
+    def __call__(self, keyed: KeyedSamples, out: Mapping[str, Array], rows: Indices | None = None) -> None:
+        """Read into these rows of ``out``; without ``rows``, into the first ones."""
+        samples = keyed.samples
         own: dict[str, Any] = {INDEX: self.source.ids(samples)} if self.return_indices else {}
         own |= {MASK: True} if self.masks else {}
         for key, values in own.items():
@@ -105,41 +98,34 @@ class SampleReader:
         for key in self.concat:
             width = self.source.spec[key].shape[0] if self.buckets is None else self.buckets.width(samples)
             into[key] = EndToEnd(out[key], into.pop(offsets_key(key)), width)
-        with READING.of(epoch, self.global_seed, alike=self.alike):
+        with READING.of(keyed.epoch, self.global_seed, alike=self.alike):
             if self.transformation is not None:
-                self._transform(epoch, samples, into, range(len(samples)) if rows is None else rows.tolist(), numbers)
+                self._transform(keyed, into, range(len(samples)) if rows is None else rows.tolist())
             elif self.concat:
                 for run in padded_runs([into[key] for key in self.concat], slice(None) if rows is None else rows):
-                    drawn = None if numbers is None else numbers[run]
-                    self._read_rows(epoch, samples[run], into, run if rows is None else rows[run], drawn)
+                    self._read_rows(keyed[run], into, run if rows is None else rows[run])
             elif rows is not None:
-                self._read_rows(epoch, samples, into, rows, numbers)
+                self._read_rows(keyed, into, rows)
             else:
-                self._read(epoch, samples, numbers, into)
+                self._read(keyed, into)
 
-    def _read_rows(
-        self, epoch: int, samples: Indices, into: Mapping[str, Any], rows: slice | Indices, numbers: Indices | None
-    ) -> None:
+    def _read_rows(self, keyed: KeyedSamples, into: Mapping[str, Any], rows: slice | Indices) -> None:
         """By other memory where rows are scattered, or the samples are padded first."""
         apart = into.keys() if isinstance(rows, np.ndarray) else self.concat
         values = {key: array[rows] for key, array in into.items() if key not in apart}
         for key in apart:
-            array, shape = into[key], (len(samples), *into[key].shape[1:])
+            array, shape = into[key], (len(keyed.samples), *into[key].shape[1:])
             values[key] = array.padded(rows) if key in self.concat else np.empty(shape, array.dtype)
-        self._read(epoch, samples, numbers, values)
+        self._read(keyed, values)
         for key in apart:
             into[key][rows] = values[key]
 
-    def _transform(
-        self, epoch: int, samples: Indices, into: Mapping[str, Any], rows: Sequence[int], numbers: Indices | None
-    ) -> None:
-        hooks = self.transformation
+    def _transform(self, keyed: KeyedSamples, into: Mapping[str, Any], rows: Sequence[int]) -> None:
+        hooks, samples = self.transformation, keyed.samples
         assert hooks is not None
         for first in range(0, len(samples), hooks.capacity):
             run = slice(first, first + hooks.capacity)
-            own = None if numbers is None else numbers[run]
-            read = functools.partial(self._read, epoch, samples[run], own)
-            hooks(epoch, samples[run], read, into, rows=rows[run], numbers=own)
+            hooks(keyed[run], functools.partial(self._read, keyed[run]), into, rows[run])
         for key in self.concat:
             for place, row in enumerate(rows if length_key(key) in into else ()):
                 length, made = into[key].lengths[row], into[length_key(key)][row]
@@ -147,25 +133,24 @@ class SampleReader:
                     what = f"changed {length_key(key)} of {{}} from {length} to {made}; {FIXED}"
                     raise failure("transform", self.source, samples[place : place + 1], what)
 
-    def check(self, epoch: int, sample: Indices, numbers: Indices | None) -> None:
+    def check(self, keyed: KeyedSamples) -> None:
         """With ``sample_transform``."""
-        with READING.of(epoch, self.global_seed, alike=self.alike):
+        with READING.of(keyed.epoch, self.global_seed, alike=self.alike):
             if self.transformation is None:
-                self._read(epoch, sample, numbers, self.source.spec.empty(1))
+                self._read(keyed, self.source.spec.empty(1))
             else:
-                read = functools.partial(self._read, epoch, sample, numbers)
-                self.transformation.check(epoch, sample, read, numbers)
+                self.transformation.check(keyed, functools.partial(self._read, keyed))
 
-    def _read(self, epoch: int, samples: Indices, numbers: Indices | None, out: Mapping[str, npt.NDArray[Any]]) -> None:
-        if numbers is None and (READING.key is not None or self.seed is not None):
-            numbers = self.source.ids(samples)
-        if READING.key is not None and numbers is not None:
-            READING.drawing = samples, numbers
-            seed_generators(*READING.keys(SOURCE_KEYS, numbers[:1]))
-        if self.seed is None or numbers is None:
+    def _read(self, keyed: KeyedSamples, out: Mapping[str, Array]) -> None:
+        samples, ids = keyed.samples, self.source.ids
+        if READING.key is not None:
+            READING.drawing = samples, keyed.keys(ids)
+            seed_generators(*READING.keys(SOURCE_KEYS, READING.drawing[1][:1]))
+        if self.seed is None:
             self.source.read_into(samples, out)
         else:
-            self.source.read_random(samples, out, derived_keys(derived_key(self.seed, epoch, SAMPLE_KEYS), numbers))
+            epoch_key = derived_key(self.seed, keyed.epoch, SAMPLE_KEYS)
+            self.source.read_random(samples, out, derived_keys(epoch_key, keyed.keys(ids)))
 
 
 # Substitutes that are tried for one sample. If none of them can be read, the source itself has a problem.
@@ -225,32 +210,34 @@ class AroundBadSamples:
             self._bad.setdefault(sample, SourceError("reader processes ended while they read it", sample_id=sample))
         return bool(self._bad) and not self._bad.keys().isdisjoint(samples.tolist())
 
-    def choice(self, plan: EpochPlan, step: int) -> tuple[ReadAround, Indices]:
-        """Tries each sample by itself; an error if it is the fault of none, or none can stand in for a bad one.
+    def choice(self, plan: EpochPlan, step: int) -> tuple[KeyedSamples, list[BadSample]]:
+        """The samples of a batch after each was tried by itself, and the bad ones.
 
-        Also the numbers by which random numbers go: of a stand-in, which comes in its own place too, below 0.
+        A substitute has a number below 0, since its sample also comes in its own place. Raises an error that is no
+        sample's fault, and a SourceError if no substitute can be read.
         """
-        planned, found, bad, drawn = plan.batch(step), list[int](), list[BadSample](), list[int]()
+        planned, bad, found, numbers = plan.stretch(step, 1)[0], list[BadSample](), list[int](), list[int]()
         positions, stand_in = plan.positions(step).tolist(), self._policy == "substitute"
-        for position, sample in zip(positions, planned.tolist(), strict=True):
-            if (error := self._tried(plan, step, sample, self._number(plan, sample, position))) is None:
+        keys = planned.keys(self._read.source.ids).tolist()
+        for position, sample, number in zip(positions, planned.samples.tolist(), keys, strict=True):
+            if (error := self._tried(plan, step, sample, number)) is None:
                 found.append(sample)
-                drawn.append(self._number(plan, sample, position))
+                numbers.append(number)
                 continue
             bad.append(BadSample(position, sample, error))
             if stand_in:
                 others = self._substitutes(plan, step, position, bad)
                 found, stand_in = found + others, bool(others)  # where none can stand in, the rest is left out
-                drawn += [-1 - position] * len(others)
+                numbers += [-1 - position] * len(others)
         if found or (found := self._substitutes(plan, step, positions[0], bad, alone=True)):
-            numbers = np.array(drawn or [-1 - positions[0]], np.int64)
-            return ReadAround(tuple(found), tuple(bad)), numbers
+            numbers = numbers or [-1 - positions[0]]
+            return KeyedSamples(plan.epoch, np.array(found, np.int64), np.array(numbers, np.int64)), bad
         tried = {each.sample: each.error for each in bad}
-        numbers = self._read.source.ids(np.array(list(tried), np.int64)).tolist()
+        ids = self._read.source.ids(np.array(list(tried), np.int64)).tolist()
         raise SourceError(
-            f"on_error: none of {ATTEMPTS} samples that were tried can stand in for sample {numbers[0]}; bad are "
-            f"{few(numbers)}; the last: {bad[-1].error}; check the data: python -m lit_async_data inspect --check-all",
-            sample_id=numbers[0],
+            f"on_error: none of {ATTEMPTS} samples that were tried can stand in for sample {ids[0]}; bad are "
+            f"{few(ids)}; the last: {bad[-1].error}; check the data: python -m lit_async_data inspect --check-all",
+            sample_id=ids[0],
             errors=[error for error in tried.values() if isinstance(error, SourceError)],
         ) from bad[-1].error
 
@@ -265,20 +252,17 @@ class AroundBadSamples:
             bad.append(BadSample(position, sample, error))
         return []
 
-    def _number(self, plan: EpochPlan, sample: int, position: int) -> int:
-        return position if plan.repeats else int(self._read.source.ids(np.array([sample]))[0])
-
-    def _tried(self, plan: EpochPlan, step: int, sample: int, drawn: int) -> Exception | None:
+    def _tried(self, plan: EpochPlan, step: int, sample: int, number: int) -> Exception | None:
         if sample in self._bad:
             return self._bad[sample]
-        number = np.array([sample], np.int64)
+        keyed = KeyedSamples(plan.epoch, np.array([sample], np.int64), np.array([number], np.int64))
         self._trying[0] = sample + 1
         try:
-            self._read.check(plan.epoch, number, np.array([drawn], np.int64))
+            self._read.check(keyed)
         except Exception as caught:
             if not is_of_a_sample(caught):
                 raise
-            ids = self._read.source.ids(number).tolist()
+            ids = self._read.source.ids(keyed.samples).tolist()
             error = batch_error(caught, *BatchIndex(plan.epoch, step), ids, None)
             error.sample_id = ids[0] if error.sample_id is None else error.sample_id
             _forget_frames(error)

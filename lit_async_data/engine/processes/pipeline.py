@@ -427,7 +427,8 @@ class ProcessPipeline(Pipeline):
 
     def _told(self, task: Task) -> tuple[str, dict[str, Any]]:
         """The batches of a task and its first sample, in words and as attributes of an error."""
-        samples = self.schedule.limited(task.limits).plan(task.key.epoch).stretch(task.key.step, task.batches)[0]
+        plan = self.schedule.limited(task.limits).plan(task.key.epoch)
+        samples = plan.stretch(task.key.step, task.batches)[0].samples
         place, where = place_of(self._source, samples)
         said = batches_and_samples(task.key, task.batches, self._source.ids(samples))
         return f"{said} (the first is {place})", where

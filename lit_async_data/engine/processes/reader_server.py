@@ -10,10 +10,8 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
-import numpy.typing as npt
-
+from lit_async_data.batch.spec import Array
 from lit_async_data.engine.pipeline.pipeline import ReadTask
 from lit_async_data.engine.pipeline.sample_reader import ReaderSetup
 from lit_async_data.engine.processes.messages import (
@@ -27,8 +25,7 @@ from lit_async_data.engine.processes.messages import (
 from lit_async_data.engine.processes.shared_slots import GENERATION, SETUP, THREADS, SharedSlots
 from lit_async_data.engine.supervisor import PREPARING, ThreadWorker, report_once
 from lit_async_data.errors import SourceError
-from lit_async_data.order.permutation import Indices
-from lit_async_data.order.plan import BatchIndex
+from lit_async_data.order.plan import BatchIndex, KeyedSamples
 from lit_async_data.sources.contract.stage_clock import CLOCK
 
 log = logging.getLogger(__name__)
@@ -144,25 +141,18 @@ class ReaderServer:
     def _is_share(self, task: Task) -> bool:
         return self._setup.plan.workers.shared and task.share.readers > 1 and not task.around
 
-    def _read(  # noqa: PLR0917  # the pipeline calls it as `Read`
-        self,
-        task: Task,
-        reading: ReadTask,
-        epoch: int,
-        samples: Indices,
-        out: Mapping[str, npt.NDArray[Any]],
-        numbers: Indices | None,
-    ) -> None:
+    def _read(self, task: Task, reading: ReadTask, keyed: KeyedSamples, out: Mapping[str, Array]) -> None:
         setup, rows = self._setup, None
         if self._is_share(task):
-            plan = reading.schedule.plan(epoch)
-            rows = setup.plan.shares.own(plan, plan.bounds(reading.reading[0].key.step)[0], samples, task.share)
-            samples, numbers = samples[rows], None if numbers is None else numbers[rows]
-            if not len(samples):
+            plan = reading.schedule.plan(keyed.epoch)
+            first, _ = plan.bounds(reading.reading[0].key.step)
+            rows = setup.plan.shares.own(plan, first, keyed.samples, task.share)
+            if not len(rows):
                 return
-        if reading.around is None and setup.around is not None and setup.around.knows(samples):
+            keyed = keyed[rows]
+        if reading.around is None and setup.around is not None and setup.around.knows(keyed.samples):
             raise SourceError("known to be bad")  # the slot is read again, around it
-        setup.read(epoch, samples, out, numbers, rows)
+        setup.read(keyed, out, rows)
 
     def _decode_and_fetch(self, task: Task, reading: ReadTask) -> None:
         """For the next reads of this process; nothing where other processes may get these slots."""

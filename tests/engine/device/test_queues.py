@@ -105,7 +105,7 @@ def test_a_batch_is_read_while_the_one_before_is_copied():
     streams, under_way = FakeStreams("side"), []
     streams.compute().eager = False
 
-    def read(epoch, samples, out, numbers=None):
+    def read(keyed, out):
         under_way.append([copying.done.done for copying in queue.copying])
 
     with queue_on(streams, workers=0, depth=1, read=read) as queue:
@@ -120,10 +120,10 @@ def test_an_error_comes_at_its_place_and_the_order_goes_on(depth, batches):
     streams = FakeStreams("side")
     bad = new_schedule().plan(0).batch(1)[0]
 
-    def read(epoch, samples, out, numbers=None):
-        if epoch == 0 and bad in samples:
+    def read(keyed, out):
+        if keyed.epoch == 0 and bad in keyed.samples:
             raise OSError(5, "Input/output error")
-        write_numbers(epoch, samples, out)
+        write_numbers(keyed, out)
 
     step = Step(streams)
     with queue_on(streams, depth=depth, read=read, batches=batches) as queue:

@@ -171,9 +171,9 @@ def test_only_a_copy_that_compute_has_to_wait_for_is_the_devices_waiting(slow, w
 def test_time_that_the_host_waits_for_a_reader_while_the_device_is_idle_counts():
     streams = FakeStreams("side")
 
-    def read(epoch, samples, out, numbers=None):
+    def read(keyed, out):
         streams.now_s += 0.25
-        write_numbers(epoch, samples, out)
+        write_numbers(keyed, out)
 
     with queue_on(streams, read=read, workers=0, depth=0) as queue:
         epoch(queue, streams)
@@ -326,8 +326,8 @@ def test_a_batch_that_failed_is_no_waiting():
     streams = FakeStreams("side")
     calls = []
 
-    def read(epoch, samples, out, numbers=None):
-        calls.append(samples)
+    def read(keyed, out):
+        calls.append(keyed.samples)
         if len(calls) == 2:
             raise OSError(5, "Input/output error")
 

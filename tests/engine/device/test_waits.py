@@ -177,9 +177,9 @@ def queue_of(streams, kind, depth, transforms):
             streams.touch("host", writes=[array])
         return array
 
-    def read(epoch, samples, out, numbers=None):
+    def read(keyed, out):
         for array in out.values():
-            noted(array).view(np.uint8)[...] = samples[0]
+            noted(array).view(np.uint8)[...] = keyed.samples[0]
 
     def batch(value):
         large, small = (torch.full((size,), value, dtype=torch.uint8) for size in (100_000, 9))

@@ -165,9 +165,9 @@ def read_sizes(length, batches, epochs=2, **options):
     """How many samples each read asked for, and what was taken."""
     sizes, values = [], []
 
-    def read(epoch, samples, out, numbers=None):
-        sizes.append(len(samples))
-        copy_numbers(epoch, samples, out)
+    def read(keyed, out):
+        sizes.append(len(keyed.samples))
+        copy_numbers(keyed, out)
 
     with running(read, length=length, batches=batches, **options) as pipeline:
         queue = InlineQueue(LentFeed(pipeline), 1, None)
@@ -228,9 +228,9 @@ class Pace:
         clock = types.SimpleNamespace(take=lambda: Work(seconds=self.ms * self.sizes[-1] / 1000))
         monkeypatch.setattr("lit_async_data.engine.pipeline.pipeline.CLOCK", clock)
 
-    def read(self, epoch, samples, out, numbers=None):
-        self.sizes.append(len(samples) // BATCH)
-        copy_numbers(epoch, samples, out)
+    def read(self, keyed, out):
+        self.sizes.append(len(keyed.samples) // BATCH)
+        copy_numbers(keyed, out)
 
     def take(self, pipeline):
         filled = pipeline.get(self._next)

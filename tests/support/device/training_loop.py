@@ -38,9 +38,9 @@ LENGTH = BATCH * STEPS - 1
 SLOW = pytest.mark.parametrize("slow", ["side", "compute"])
 
 
-def write_numbers(epoch, samples, out, numbers=None):
+def write_numbers(keyed, out):
     for array in out.values():
-        array[...] = samples.reshape(-1, *[1] * (array.ndim - 1)) % 251
+        array[...] = keyed.samples.reshape(-1, *[1] * (array.ndim - 1)) % 251
 
 
 def pretend(monkeypatch, make, has_streams=lambda device: True):

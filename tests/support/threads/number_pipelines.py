@@ -19,15 +19,15 @@ LENGTH, BATCH = 12, 4
 WHOLE = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
-def copy_numbers(epoch, samples, out, numbers=None):
-    out["x"][...] = samples
+def copy_numbers(keyed, out):
+    out["x"][...] = keyed.samples
 
 
 def failing_at(sample, error):
-    def read(epoch, samples, out, numbers=None):
-        if sample in samples:
+    def read(keyed, out):
+        if sample in keyed.samples:
             raise error
-        copy_numbers(epoch, samples, out)
+        copy_numbers(keyed, out)
 
     return read
 
@@ -49,12 +49,12 @@ class Gate:
         for first in firsts:
             self.door(first).set()
 
-    def __call__(self, epoch, samples, out, numbers=None):
-        first = int(samples[0])
+    def __call__(self, keyed, out):
+        first = int(keyed.samples[0])
         self.asked.append(first)
         self.arrived.release()
         assert self.door(first).wait(30)
-        copy_numbers(epoch, samples, out)
+        copy_numbers(keyed, out)
 
     def wait_for(self, reads):
         for _ in range(reads):
