@@ -1,7 +1,4 @@
-"""What the consumer of a loader sees: `LoaderStats`, in which `Work` says what the readers did; `Wait` is a wait.
-
-A record that one thread counts in is its owner's; others get copies.
-"""
+"""`LoaderStats`: batches and waits of a loader, as its consumer sees them; `Wait`: how long a loop waited for data."""
 
 from __future__ import annotations
 
@@ -12,16 +9,16 @@ from lit_async_data.sources.contract.stage_clock import NO_WORK, Work
 
 @dataclasses.dataclass
 class Wait:
-    """How long a loop, or a device with streams, waited for data, as far as is known by now.
+    """How long a loop, or a device with streams, has waited for data.
 
     Attributes:
-        steps: Batches that the loop has had. Of a device: without the first of each epoch.
+        steps: Batches that the loop has had; for a device, without the first of each epoch.
         wait_s: Seconds waited for batches, without the first of each epoch.
         gap_s: Seconds waited for the first batch of each epoch.
         busy_s: Seconds in which the loop did something else.
         device_s: Seconds in which the device was idle because it waited for data. None if it has no streams; it then
             waits whenever the loop does.
-        last_s: Seconds that a device waited for the last batch of which that is known: one or two before the last.
+        last_s: Seconds that a device waited for a batch, one or two before the last one: events come late.
         copy: Copies to the device, by its clock.
 
     Example:
@@ -84,7 +81,7 @@ class Wait:
 
 @dataclasses.dataclass
 class LoaderStats:
-    """What the consumer saw since the loader was built; ``device_transform`` in ``next`` is no wait.
+    """Counts and times since the loader was built; ``device_transform`` in ``next`` is no wait.
 
     Attributes:
         batches: Batches handed out.
@@ -92,11 +89,10 @@ class LoaderStats:
         last_wait_s: Seconds spent inside the last ``next``.
         epoch_gap_s: Seconds spent inside ``next`` for the first batch of the last epoch begun.
         queue_fill: Batches that were ready, on host and device together, when the last one was asked for.
-        copied: Batches handed out as ordinary copies, because everything that was handed out before is still in use
-            and the memory budget is spent.
-        read: What the readers did, a `Work`: ``batches``, ``bytes``, ``seconds``, ``mb_per_s``, and how long they
-            waited.
-        device: How long the device waited; None where it has no streams, and waits whenever the consumer does.
+        copied: Batches handed out as ordinary copies, because all earlier ones are in use and the memory budget is
+            spent.
+        read: The work of the readers: ``batches``, ``bytes``, ``seconds``, ``mb_per_s``, and how long they waited.
+        device: How long the device waited; None if it has no streams, and waits whenever the consumer does.
         gap_s: Seconds spent inside ``next`` for the first batches of all epochs.
         transform_s: Seconds in which ``next`` ran ``device_transform``, as on a CPU.
         workers: Workers at this moment; 0 where the consumer reads.
@@ -117,7 +113,7 @@ class LoaderStats:
     slots: int = 0
 
     def add(self, took_s: float, transform_s: float = 0.0, *, first: bool, queue_fill: int) -> None:
-        """One more batch was handed out: how long ``next`` took, and ``device_transform`` in it."""
+        """Count a batch, with the time of ``next``, and of ``device_transform`` in it."""
         waited_s = took_s - transform_s
         self.batches += 1
         self.transform_s += transform_s
@@ -130,11 +126,11 @@ class LoaderStats:
 
     @property
     def stages(self) -> Work:
-        """The time of all batches so far; its ``read``, ``decode``, ``transform`` and ``copy`` are those of a stage."""
+        """The work of all batches so far; ``read``, ``decode``, ``transform`` and ``copy`` are its stages."""
         return self.read if self.device is None else self.read.plus(self.device.copy)
 
     def waited_since(self, before: LoaderStats) -> Wait:
-        """How long the device waited after earlier statistics or, where it has no streams, the consumer."""
+        """How long the device, or without streams the consumer, waited since earlier statistics."""
         if self.device is not None:
             return self.device.since(before.device)
         return Wait(self.batches, self.wait_s, self.gap_s).since(Wait(before.batches, before.wait_s, before.gap_s))

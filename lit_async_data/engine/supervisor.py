@@ -1,6 +1,6 @@
-"""Threads as their owner sees them: starts, ends, stalls, waiting, and errors that nobody expected.
+"""Starts, ends and watches threads, waits for them, ends processes, and logs unexpected errors.
 
-An interrupt (Ctrl-C) is to leave no lock locked: the consumer's thread waits only for ``threading.Lock``, and a helper
+An interrupt (Ctrl-C) must leave no lock locked: the consumer's thread waits only for ``threading.Lock``, and a helper
 thread calls `Thread.start` (docs/design/engine.md).
 """
 
@@ -25,20 +25,16 @@ from lit_async_data.system import OURS, POLL_S, Gate
 
 PREPARING = "preparing batches that come later failed; they are read all the same"
 COPYING = "starting the copies after a batch failed"
-# What has been logged by `report_once`.
+# The keys that `report_once` has logged.
 REPORTED: dict[str, object] = {}
 
 
 def report_once(log: logging.Logger, what: str, error: Exception, expected: type[Exception] = SourceError) -> None:
-    """Log an unexpected error of optional work, such as reading ahead, with its traceback; each ``what`` once.
-
-    If the data are bad, the required read raises the error later.
-    """
+    """Log an unexpected error of optional work, such as reading ahead, with its traceback; each ``what`` once."""
     # At interpreter exit, modules and files that a daemon thread uses are closed before the thread ends.
     if isinstance(error, expected) or not threading.main_thread().is_alive():
         return
-    # In one step: 1. Two threads see that nothing was logged. 2. Both log. See
-    # test_of_two_threads_with_an_unexpected_error_one_logs_it.
+    # In one step, so that only one of two threads logs.
     if REPORTED.setdefault(what, own := object()) is own:
         trace = "".join(traceback.format_exception(error))
         log.warning("%s. This is a bug, of lit_async_data or of the source; please report:\n%s", what, trace)
@@ -46,11 +42,11 @@ def report_once(log: logging.Logger, what: str, error: Exception, expected: type
 
 T = TypeVar("T")
 
-# Seconds that threads in the middle of a read are waited for at the end, and a process before it is killed.
+# Seconds to wait for threads in the middle of a read, and for a process before it is killed.
 THREADS_S, PROCESS_S = 5.0, 1.0
-# Seconds between two checks whether another thread has freed a slot; `POLL_S` between two whether the other side lives.
+# Seconds between two checks whether another thread has freed a slot.
 FREED_S = 0.02
-# Seconds that a batch of somebody else's iterator is waited for before the first warning.
+# Seconds to wait for a batch of a foreign iterator before the first warning.
 LONG_S = 30.0
 
 
@@ -62,11 +58,11 @@ def awaited(
     warn_after_s: float = math.inf,
     warn: Callable[[float], object] | None = None,
 ) -> T:
-    """What ``found`` returns once that is not None.
+    """Call ``found`` until it returns something, which is the result.
 
-    It waits at most for the seconds that it gets, and raises if the other side has ended. After ``limit_s``, ``late``
-    is called, which raises. After ``warn_after_s``, ``warn`` is called with the seconds so far, and again when they
-    have doubled.
+    ``found`` waits at most for the seconds that it gets, and raises if the other side has ended. After ``limit_s``,
+    ``late`` is called, which raises. After ``warn_after_s``, ``warn`` is called with the seconds so far, and again
+    whenever they have doubled.
     """
     began, result = time.monotonic(), found(0.0)
     while result is None:
@@ -84,7 +80,7 @@ def awaited(
 
 
 class Bell:
-    """Wakes one waiting thread, or the next one that waits; several rings may count as one. Can be interrupted."""
+    """Wakes the thread that waits, or the next one; several rings may count as one. An interrupt ends a wait."""
 
     def __init__(self) -> None:
         self._silent = threading.Lock()  # held until a ring
@@ -99,7 +95,7 @@ class Bell:
 
 
 class ThreadWorker:
-    """Repeats a function in a daemon thread. One stuck in a dead disk cannot keep the interpreter from exiting.
+    """Repeats a function in a daemon thread, which cannot keep the interpreter from exiting.
 
     ``work`` does one piece of work and returns True, or False to end the thread. It reports by `begin` and `rest`.
     """
@@ -107,13 +103,13 @@ class ThreadWorker:
     def __init__(self, number: int, work: Callable[[ThreadWorker], bool]) -> None:
         self.number = number
         self.work: Callable[[ThreadWorker], bool] | None = work  # None once the thread will do no more work
-        # What the thread is at, and since which `time.monotonic`; None if it rests.
+        # The task under way, and the `time.monotonic` of its begin; None while the thread rests.
         self.task: tuple[object, float] | None = None
         # The error that ended the thread, or kept it from starting; None if there was none.
         self.error: BaseException | None = None
         self._started = self._refused = False
         self._claim = threading.Lock()  # taken by the thread before it works, or by `join` to keep it from working
-        self._ended, self._launched = Gate(), Gate()  # open once its last work is done; and once it runs, or cannot
+        self._ended, self._launched = Gate(), Gate()  # opened after the last work, and once the thread runs, or cannot
         self._thread = threading.Thread(target=self._main, name=f"{OURS} reader {number}", daemon=True)
 
     def start(self) -> None:
@@ -151,13 +147,13 @@ class ThreadWorker:
 
     def __str__(self) -> str:
         doing = "is waiting for a slot"
-        if (current := self.task) is not None:  # read once: the thread may come to its end meanwhile
+        if (current := self.task) is not None:  # read once: the thread may end meanwhile
             task, since = current
             doing = f"has been at {task} for {time.monotonic() - since:.1f} s"
         return f"worker {self.number} {doing if self.alive else 'is dead'}"
 
     def join(self, timeout: float) -> bool:
-        """Whether the thread has ended within about so many seconds. One that has not begun never will work."""
+        """Whether the thread ends within about so many seconds. A thread that has not begun will never work."""
         if threading.current_thread() is self._thread:
             return False
         if self._claim.acquire(blocking=False):
@@ -199,7 +195,7 @@ def all_ended(workers: Iterable[ThreadWorker]) -> bool:
 
 
 def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """They have been told to end; in the end they are killed. One that waits for a dead disk is left behind."""
+    """Wait for processes that were told to end, and kill the others. A process stuck in the kernel is left behind."""
     for _ in range(2):
         limit = time.monotonic() + PROCESS_S
         for process in processes:
@@ -210,7 +206,7 @@ def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def dump_stacks() -> None:
-    """To standard error, whatever Python has put in its place."""
+    """Write the stacks of all threads to standard error, even if Python has replaced ``sys.stderr``."""
     with contextlib.suppress(OSError):  # it is closed
         os.write(2, f"{OURS}: the threads of process {os.getpid()}\n".encode())
     faulthandler.dump_traceback(2)

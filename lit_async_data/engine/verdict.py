@@ -1,4 +1,4 @@
-"""`Watch`: why a loop waits for data: the stage that takes longest, and the first change that can help."""
+"""`Watch`: why a loop waits for data, by the stage that takes longest, and the first change that can help."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from lit_async_data.sources.composed.composed import ComposedSource
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.stage_clock import NO_WORK, Work
 
-# A loop that waits for less than this share of the time, or had to wait for fewer of its batches, has its data.
+# Data keep up with a loop that waits for less than this share of the time, or of its batches.
 KEEPS_UP = 0.02
-# Readers that take less than this share of a step's time per batch could keep up: a batch is late now and then.
+# Readers that take less than this share of a step per batch could keep up: only some batches are late.
 IDLE = 0.85
-QUEUE_DEPTH, MOST_WAITING = 8, 16  # what is advised, and no more: batches, and workers that wait for storage
-PACKED = "lit_async_data.sources.hdf5.", "lit_async_data.sources.manifest."  # whose files ``pack`` reads
+QUEUE_DEPTH, MOST_WAITING = 8, 16  # the most that is advised: batches, and workers that wait for storage
+PACKED = "lit_async_data.sources.hdf5.", "lit_async_data.sources.manifest."  # modules of sources that ``pack`` reads
 STAGES = "read", "decode", "transform", "copy"
 
 CAUSES = {
@@ -53,7 +53,7 @@ HINTS = {
     "batch_transform": "; as batch_transform, in numpy, the readers run it",
 }
 
-# Shorter loops mostly begin and end, and show nothing of their readers.
+# Shorter loops are mostly begin and end.
 LEAST_S, LEAST_STEPS = 1.0, 20
 Loader = Any  # an `AsyncLoader` or a `PrefetchedLoader`, which both import this module
 Hint = tuple[str, int]
@@ -67,10 +67,10 @@ class Verdict(NamedTuple):
     hint: str = ""  # a key of `HINTS`
     value: int = 0
     work: Work = NO_WORK
-    begins: bool = False  # whether the first batch took most of the wait, and ``cause`` is that of the rest
+    begins: bool = False  # whether most of the wait was for the first batch; ``cause`` then explains the rest
 
     def sentence(self, who: str, total: str, prefix: str = "loader.") -> str:
-        """In words: who waited, of how long, and what the options of the loader begin with."""
+        """A sentence; ``who`` waited, a share of ``total``, and ``prefix`` stands before options of the loader."""
         stages = [getattr(self.work, stage).seconds for stage in STAGES]
         named = zip(STAGES, stages, strict=True)
         parts = [f"{name} {100 * each / sum(stages):.0f} %" for name, each in named if each]
@@ -83,14 +83,14 @@ class Verdict(NamedTuple):
 
 
 class Watch:
-    """What happens to the loaders that one loop takes its batches from, after this was made."""
+    """Watches the loaders of one loop from now on."""
 
     def __init__(self, loaders: Sequence[Loader], before: Sequence[LoaderStats] = ()) -> None:
         self._before = [*zip(loaders, before or [loader.stats() for loader in loaders], strict=True)]
         self._began_s = time.perf_counter()
 
     def verdict(self, total_s: float | None = None) -> Verdict:
-        """Why the loop waited, by the loader that it waited for longest; ``total_s`` if not all the time is its own."""
+        """Why the loop waited for the loader that took longest, of all the time or of ``total_s``."""
         total_s = time.perf_counter() - self._began_s if total_s is None else total_s
         seen = [(loader, before, loader.stats()) for loader, before in self._before]
         waits = [now.waited_since(before) for _, before, now in seen]
@@ -105,7 +105,7 @@ class Watch:
 
 
 def explained(loader: Loader, waited: Wait, work: Work, workers: int, in_loop_s: float = 0.0) -> Verdict:
-    """The verdict on a loader, by what its workers did, and the seconds of ``device_transform`` in the loop itself."""
+    """The verdict on a loader, by the work of its readers, and the seconds of ``device_transform`` in the loop."""
     if in_loop_s > max(waited.wait_s, KEEPS_UP * waited.total_s):
         return Verdict(waited, in_loop_s / waited.total_s, "device", "batch_transform")
     if waited.share < KEEPS_UP:
@@ -137,7 +137,7 @@ def _hint_of_others(cause: str, loader: object) -> Hint:
         return "persistent", 0
     if cause != "foreign":
         return {"copy": ("bytes", 0), "handover": ("batch_size", 0)}.get(cause, NONE)
-    # Once: what two of them do side by side does not show whether a third would help.
+    # Only once: two workers side by side do not show whether a third would help.
     if 0 <= getattr(loader, "num_workers", -1) < (most := min(cores(), 2)):
         return "num_workers", most
     mapped = not isinstance(getattr(loader, "dataset", None), IterableDataset | None)
@@ -147,11 +147,11 @@ def _hint_of_others(cause: str, loader: object) -> Hint:
 def _hint(cause: str, loader: Loader, waited: Wait, work: Work, workers: int) -> Hint:
     options, plan, layout, most = loader.options, loader.footprint, loader.source.chunks, cores(loader.local_world_size)
     python = cause == "transform" or layout.reading in ("python", "locked")
-    idle = cause == "read" and work.cpu_s < work.seconds / 2  # neither a core nor the GIL keeps them
-    # Readers that wait for storage need no core each. A count beyond that of `auto` was given, as this advises once.
-    # A second one under a lock waits for the first, and files that are fetched ahead are in memory.
+    idle = cause == "read" and work.cpu_s < work.seconds / 2  # they wait neither for a core nor for the GIL
+    # Readers that wait for storage need no core each. This is advised once: a count above that of `auto` was given. A
+    # second reader under a lock would wait for the first, and files that are fetched ahead are in memory.
     waits = idle and layout.reading != "locked" and not (layout.reading == "opened" and layout.ahead)
-    # One process takes the GIL from the loop; several take it from each other, too.
+    # One process leaves the GIL to the loop; several also leave it to each other.
     few = options.workers != "auto" and options.workers < most and (cause == "transform" or layout.reading == "python")
     more = min(max(math.ceil(work.seconds / max(waited.busy_s, 1e-9)), workers + 1, 2), MOST_WAITING)
     first = {
@@ -170,7 +170,7 @@ def _hint(cause: str, loader: Loader, waited: Wait, work: Work, workers: int) ->
 
 
 def _packs(source: Source) -> bool:
-    """Whether ``pack`` reads what this source reads: it takes none of the user's own, and no random crops."""
+    """Whether ``pack`` can read the files of this source: not for sources of the user's own, or random crops."""
     if isinstance(source, ComposedSource):
         return all(map(_packs, source.inside))
     return type(source).__module__.startswith(PACKED) and not source.chunks.random

@@ -191,7 +191,7 @@ class ChunkExtents:
 
 
 def _window(places: Indices) -> tuple[Indices, Indices]:
-    """Distinct places that contain all given ones, but not more of them, and the index of each given place in them."""
+    """At most as many distinct places, among them all given ones, and the index of each given place in them."""
     if not places.size:
         return places, places
     first, end = int(places.min()), int(places.max()) + 1

@@ -51,7 +51,7 @@ class Shares:
         return places // plan.world_size % readers
 
     def own(self, plan: EpochPlan, first: int, samples: Indices, share: Share) -> Indices:
-        """The indices of the samples that one reader reads, ascending."""
+        """The indices of the samples of one reader, ascending."""
         if share.readers == 1:
             return np.arange(len(samples))
         return np.flatnonzero(self.readers(plan, first, samples, share.readers) == share.reader)
@@ -76,11 +76,11 @@ def due(
     """The chunks to decode once the batches from ``begin`` up to ``end`` have been read.
 
     If the order goes by chunks, the chunks of a group fall due while the group before it is dealt, evenly over its
-    positions. Memory holds two groups, so no chunk falls due before the last group but one has been read, or after its
-    own group has. In storage order, the next chunk that begins at or after ``end`` falls due.
+    positions. Memory holds two groups, so a chunk falls due after the last group but one has been read, and before its
+    own group is. In storage order, the next chunk that begins at or after ``end`` falls due.
 
-    Returns, by group, one sample of each chunk with which this rank begins and which belongs to ``share``. Without
-    groups, the group is None.
+    Returns, by group, one sample of each chunk that this rank begins and ``share`` has. Without groups, the group is
+    None.
     """
     plan = schedule.plan(end.epoch)
     position = _position(plan, end)

@@ -24,9 +24,9 @@ BLOCK = 16384
 # Cached blocks. The loader asks for a batch twice: to fetch its files ahead, and later to read it.
 CACHED_BLOCKS = 4
 
-# Separates the keys of substitutes from those of the order.
+# Separates the keys of substitutes from the keys of the order.
 SUBSTITUTES = 6
-# Attempts at a substitute from the same group of chunks. All samples of a group may be bad: of one damaged chunk.
+# Attempts to draw a substitute from the same group of chunks. One damaged chunk can make a whole group bad.
 WITHIN_GROUP = 32
 
 Order = Literal["none", "chunk", "global"]
@@ -174,11 +174,11 @@ class EpochPlan:
         return self.start + np.arange(first, end) * self.world_size + self.rank
 
     def front(self, step: int) -> int:
-        """The position in the order by chunks up to which it has been read before a step."""
+        """The position up to which the order by chunks has been read before a step."""
         return int(self.positions(step)[0])
 
     def chunk_places(self, first: int, samples: Indices) -> Indices:
-        """The places in the order of chunks of the samples at this rank's positions from ``first`` on."""
+        """The place of each sample's chunk in the order of chunks, from this rank's position ``first`` on."""
         assert self.chunk_order is not None
         local = np.arange(first, first + len(samples))
         return self.chunk_order.located(local * self.world_size + self.rank + self.start)[0]
@@ -235,7 +235,7 @@ class EpochPlan:
         return stored if self.order is None else self.order[stored]
 
     def places_begun(self, group: int) -> Indices:
-        """The places of the chunks of a group with which this rank begins, in the order in which it begins them."""
+        """The places of the chunks of a group that this rank begins, in the order of their first samples."""
         for number, places in self._begun:
             if number == group:
                 return places

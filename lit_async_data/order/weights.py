@@ -51,7 +51,7 @@ class SampleClasses(NamedTuple):
             samples, labels = found[:, 0], np.where(found[:, 1] < has.shape[1], found[:, 1], -1)
         elif array.dtype.kind == "f":
             missing = np.flatnonzero(np.isnan(array))
-            which = f" (that of sample {missing[0]} is NaN)" if missing.size else ""
+            which = f" (sample {missing[0]} has NaN)" if missing.size else ""
             raise ConfigError(
                 f"the labels are {array.dtype} numbers{which}, which seldom name classes; "
                 f"convert them to whole numbers or text, or leave {option} out",

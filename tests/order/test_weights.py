@@ -54,7 +54,7 @@ def test_each_of_several_labels_and_none_is_drawn_equally_often():
     ("labels", "message"),
     [
         ([0.0, 1.0], "weights: the labels are float64 numbers, which seldom .* or leave weights out"),
-        (np.array([0, 1, np.nan, np.nan], "f4"), r"weights: .*float32 numbers \(that of sample 2 is NaN\)"),
+        (np.array([0, 1, np.nan, np.nan], "f4"), r"weights: .*float32 numbers \(sample 2 has NaN\)"),
         (np.zeros((4, 1), int), "weights: give 1 for each label .*; no sample has a label"),
         ([[1, 0], [3, 2]], "weights: give 1 for each label .*; these are int64, such as 3"),
         (np.zeros((4, 1, 1)), r"weights: the array has shape \(4, 1, 1\)"),

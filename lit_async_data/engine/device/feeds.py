@@ -1,8 +1,4 @@
-"""Feeds: batches in host memory for a queue, and who frees their memory when.
-
-A queue knows which stream waits for which, and nothing about where batches come from: slots that a `Pipeline` fills, or
-whatever somebody else's loader yields.
-"""
+"""Feeds give a queue batches in host memory, and free that memory; `SlotFeed` takes them from slots of a `Pipeline`."""
 
 from __future__ import annotations
 
@@ -29,39 +25,38 @@ Batch = Any
 # Copies a tensor, on the current stream.
 Clone = Callable[[torch.Tensor], torch.Tensor]
 
-# Names of the first parameter of methods ``to`` that convert to something other than a device: units (pint, astropy,
-# unyt), time zones, currencies.
+# Names of the first parameter of methods ``to`` that take a unit (pint, astropy, unyt), a time zone or a currency.
 OTHER_TARGETS = ("unit", "other", "tz", "timezone", "currency")
 
 
 class DeviceBuffers(NamedTuple):
-    large: dict[str, tuple[tuple[int, ...], torch.dtype]]  # of each tensor that is copied by itself, by name
-    block: int | None  # bytes of the block in which small tensors travel together; None if there are none
+    large: dict[str, tuple[tuple[int, ...], torch.dtype]]  # tensors that are copied by themselves, by name
+    block: int | None  # bytes of the block of small tensors; None if there are none
 
 
 class Arrived(NamedTuple):
-    large: Mapping[str, torch.Tensor]  # that were copied by themselves
-    block: torch.Tensor | None  # of small tensors, uint8; None if there are none
+    large: Mapping[str, torch.Tensor]  # tensors that were copied by themselves
+    block: torch.Tensor | None  # the block of small tensors, uint8; None if there are none
     moved: Mapping[str, Any]  # objects that moved themselves with their own ``to(device)``
 
 
 @dataclasses.dataclass
 class HostBatch:
-    """A batch in host memory, or the error that came instead."""
+    """A batch in host memory, or the error in its place."""
 
-    large: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)  # to be copied by themselves, by name
+    large: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)  # tensors to copy by themselves
     block: torch.Tensor | None = None  # small tensors in one piece of memory, uint8
     # Objects to be moved by their own ``to(device)``, by name.
     movable: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # Assembles the batch from its parts on the device, on the current stream.
     unpack: Callable[[Arrived, Clone], Batch] = lambda *_: None
-    # Called once, when the copies have completed: nobody reads the host memory any more.
+    # Called once, when nobody reads the host memory any more.
     release: Callable[[], None] = lambda: None
-    # A slot's own array, whose memory is pinned as long as it lives: numpy lets the views of it refer to another array.
+    # The array of a slot: its memory is pinned as long as it lives, and views of it refer to another array.
     memory: Bytes | None = None
     error: BaseException | None = None  # raised in place of the batch
-    nbytes: int = 0  # of its tensors
-    known: DeviceBuffers | None = None  # the device memory that it takes, where that is known already
+    nbytes: int = 0
+    known: DeviceBuffers | None = None  # the device memory of the batch, if it is known already
 
     @property
     def buffers(self) -> DeviceBuffers:
@@ -72,15 +67,15 @@ class HostBatch:
 
 
 class Feed:
-    """Yields batches in order, lent in host memory or to be copied. All calls come from the consumer's thread."""
+    """Hands out batches in order, lent in host memory or to be copied. Only the consumer's thread calls it."""
 
     following: Callable[[BatchIndex], BatchIndex]
     #: Raises the error that prevents the next batch: the feed is closed, or belongs to another process.
     check: Callable[[], None]
     ready: int  # batches that have been read and wait on the host
-    forked: bool  # whether this process is a fork of the one that built the feed: its threads do not exist here
+    forked: bool  # whether this process is a fork without the threads of the feed
     has_room: bool  # whether `get` can succeed before any batch is released
-    how = ""  # slots and batches in each, where ``depth`` is their product; for people
+    how = ""  # slots × batches in each, for people
 
     @property
     def depth(self) -> int:
@@ -91,26 +86,26 @@ class Feed:
         raise NotImplementedError
 
     def lend(self, key: BatchIndex) -> Batch:
-        """A batch in host memory, waiting for it. Raises the error that came instead of it."""
+        """A batch in host memory, waiting for it. Raises the error in its place."""
         raise NotImplementedError
 
     def buffers(self, key: BatchIndex) -> DeviceBuffers | None:
-        """The device memory that a batch will take; None if that is unknown before the batch has been read."""
+        """The device memory that a batch will take; None if it is unknown before the batch has been read."""
         raise NotImplementedError
 
     def poll(self, key: BatchIndex) -> HostBatch | None:
-        """A batch to be copied if it has been read, else None. Whoever takes one releases it."""
+        """A batch to copy, which the caller releases; None if it has not been read yet."""
         raise NotImplementedError
 
     def get(self, key: BatchIndex) -> HostBatch:
         raise NotImplementedError
 
     def stats(self) -> LoaderStats:
-        """What has been read so far: ``read``, ``copied``, ``workers`` and ``slots``."""
+        """The statistics ``read``, ``copied``, ``workers`` and ``slots``."""
         raise NotImplementedError
 
     def rest(self, *, wait: bool) -> None:
-        """End the pass; ``wait`` for a read that does not return, however long it takes, or a few seconds at most."""
+        """End the pass; ``wait`` for a read under way, however long it takes, or else a few seconds at most."""
         raise NotImplementedError
 
     def close(self, *, wait: bool = False) -> None:
@@ -138,7 +133,7 @@ def _takes_device(kind: type) -> bool:
 
 
 def moved(device: torch.device, then: Callable[[Any], Any] | None, batch: Any) -> Any:
-    """Copies a batch to a device on the current stream, and waits for it."""
+    """Copy a batch to a device on the current stream, waiting for it; then call ``then``."""
     leaves, skeleton = flatten(batch, moves)
     batch = rebuilt(skeleton, {place: leaf.to(device) for place, leaf in leaves.items()})
     return batch if then is None else then(batch)
@@ -146,7 +141,7 @@ def moved(device: torch.device, then: Callable[[Any], Any] | None, batch: Any) -
 
 log = logging.getLogger(__name__)
 
-# Bytes of a block, all of which one copy that is kept keeps; and the most blocks.
+# Bytes of a block, which lives as long as any copy in it; and the most blocks.
 BLOCK, MOST_BLOCKS = 2 * SMALL_BYTES, 16
 NOTHING: Bytes = np.empty(0, np.uint8)
 
@@ -156,18 +151,18 @@ def _nothing() -> None:
 
 
 class SlotFeed(Feed):
-    """Batches of a pipeline, which is closed with the feed, as is done then ``give_back``; ``depth`` slots can wait."""
+    """Batches of a pipeline; ``depth`` slots can wait. `close` closes the pipeline, and calls ``give_back`` once."""
 
     def __init__(self, pipeline: Pipeline, depth: int = 0, give_back: Callable[[], None] = _nothing) -> None:
         self.pipeline = pipeline
-        self._slots, self._coalesced = depth, 1  # and the batches of the slot that was taken last
+        self._slots, self._coalesced = depth, 1  # the second: batches in the last slot
         self.check, self.following = pipeline.check, pipeline.schedule.following
         self._copied = 0
         self._give_back = give_back
         self._layout = pipeline.layout
-        # The batches of the slot that was taken last and that have not been handed out; each begins with its key.
+        # The batches of the last slot that have not been handed out, as tuples that begin with the key.
         self._left: collections.deque[Any] = collections.deque()
-        # How each field is delivered whose axes move.
+        # By field: moves its axes; None if they stay.
         fields = pipeline.layout.spec.fields.items()
         self._delivered = {name: field.delivered if field.moves else None for name, field in fields}
         self._begin()
@@ -218,7 +213,7 @@ class SlotFeed(Feed):
         self._left.clear()
 
     def close(self, *, wait: bool = False) -> None:  # noqa: ARG002
-        self._left.clear()  # nobody will fill their slot again
+        self._left.clear()
         try:
             self.pipeline.close()
         finally:
@@ -226,12 +221,12 @@ class SlotFeed(Feed):
             self._give_back = _nothing
 
     def _extent(self, batch: BatchResult) -> Extent:
-        """Of a batch that is alone in its slot."""
+        """The extent of a batch that is alone in its slot."""
         plan, around = self.pipeline.schedule.plan(batch.key.epoch), batch.around
         return self._layout.extent(plan.batch(batch.key.step) if around is None else np.array(around.samples))
 
     def _tensor(self, name: str, stored: torch.Tensor, missing: int) -> torch.Tensor:
-        if missing:  # the last sample is repeated, and marked as none
+        if missing:  # repeat the last sample, with mask False
             more = stored[-1:].expand(missing, *stored.shape[1:])
             stored = torch.cat([stored, torch.zeros_like(more) if name == MASK else more])
         delivered = self._delivered[name]
@@ -239,7 +234,7 @@ class SlotFeed(Feed):
 
 
 class LentFeed(SlotFeed):
-    """Lends the batches in slots to the user, or copies of them."""
+    """Lends slots to the user, or hands out copies."""
 
     def _begin(self) -> None:
         self._copies = SmallCopies()
@@ -257,7 +252,7 @@ class LentFeed(SlotFeed):
         return batch
 
     def _batches(self, filled: FilledSlot) -> list[tuple[BatchIndex, Batch | Exception]]:
-        """Each batch holds the slot for as long as it lives."""
+        """The batches of a slot, which keep it as long as they live."""
         if not filled.good:
             return [(batch.key, batch.error) for batch in filled.batches if batch.error is not None]
         pool, layout = self.pipeline.pool, self._layout
@@ -301,10 +296,9 @@ class LentFeed(SlotFeed):
 
 
 class CopyFeed(SlotFeed):
-    """Has the batches in slots copied to a device.
+    """Hands out the batches in slots to be copied: large fields by themselves, and small ones in one block.
 
-    Large fields travel by themselves, and small ones in one block. Where a slot has several batches, all travel by
-    themselves: the small fields of one batch do not lie side by side there.
+    If a slot has several batches, all fields travel by themselves: small fields of one batch are not adjacent there.
     """
 
     def _begin(self) -> None:
@@ -313,13 +307,13 @@ class CopyFeed(SlotFeed):
         self._dtypes = {
             name: torch.from_numpy(np.empty(0, field.dtype)).dtype for name, field in layout.spec.fields.items()
         }
-        # Batches have one size, and the last of an epoch another; by length, one of each bucket.
+        # By size: the last batch of an epoch has another one, and each bucket its own.
         self._known: dict[Extent, DeviceBuffers] = {}
         self._forget_slot()
 
     def _forget_slot(self) -> None:
-        # Of the slot that was taken last: the size of all batches, the fields that travel by themselves, the bytes of
-        # the others, what is called when one of the batches has been copied, and the slot's own array.
+        # Of the last slot: its size, the function to call when a batch has been copied, the fields that travel by
+        # themselves, the bytes of the others, and the array of the slot.
         self._size, self._release = Extent(0), _nothing
         self._views: dict[str, Array] = {}
         self._block: Bytes | None = None
@@ -352,7 +346,7 @@ class CopyFeed(SlotFeed):
 
     @property
     def has_room(self) -> bool:  # type: ignore[override]
-        # Any slot that nothing is copied from holds the next batch, or will be free without the device.
+        # A slot without a copy under way has the next batch, or will be free without the device.
         return self.pipeline.pool.count(COPYING) < len(self.pipeline.pool)
 
     def poll(self, key: BatchIndex) -> HostBatch | None:
@@ -425,20 +419,16 @@ class CopyFeed(SlotFeed):
 
 
 def _called_last(call: Callable[[], None], others: Iterator[int]) -> None:
-    """Call a function unless it is to be called by others, too."""
+    """Call a function, if this is the last of several calls."""
     if next(others, None) is None:
         call()
 
 
 class SmallCopies:
-    """Copies arrays into blocks of memory, each used again when the last of its copies is gone.
+    """Copies arrays into blocks of memory, each used again when the last of its copies is gone. One thread at a time.
 
-    One thread at a time.
-
-    A large array, and one for which no block is left because the user keeps copies in all of them, gets memory of its
-    own. If every array did, the C library would merge the free pieces of its heap at each allocation of 1 KiB or more
-    (``malloc_consolidate``). A loop of many small operations leaves many such pieces; beside it, a batch took 1.3 ms
-    instead of 0.3 ms.
+    A large array gets memory of its own, and so does a small one if the user keeps copies in all blocks. If every array
+    did, each batch would be slower: see docs/design/engine.md.
     """
 
     def __init__(self) -> None:

@@ -10,16 +10,16 @@ queues of this process for the device:
    this wait: write after read.)
 3. Side copies from pinned host memory and records an event. When that has happened, the host memory is free.
 4. Side moves objects that move themselves, and runs the device transform. Both allocate from side's memory. The raw
-   tensors that the transform reads are noted as used by side (``record_stream``): whether the queue drops them, or the
-   transform keeps them for later batches, the allocator gives them to nobody on compute before side has read them.
-5. Side records ``ready``. At hand-over compute waits for it (without this wait: read before write). What lies in side's
-   memory is noted as used by compute in the same way. As long as a queue hands out objects that hide their memory, side
-   waits for compute in step 4, for all queues.
+   tensors that the transform reads are noted as used by side (``record_stream``): even if the queue drops them, or the
+   transform drops them later, the allocator gives their memory to compute only after side has read them.
+5. Side records ``ready``. At hand-over compute waits for it (without this wait: read before write). Tensors in side's
+   memory are noted as used by compute. While a queue hands out objects that hide their memory, side waits for compute
+   in step 4, for all queues.
 
 No reader thread calls the device, and none of these waits stops the host.
 
-An interrupt (Ctrl-C) can come between any two of these steps. So the queue holds all memory that side may read or write
-from before the copy until that is noted, or `close` has waited for side. After an interrupt only `close` may be called.
+An interrupt (Ctrl-C) can come between any two steps. So the queue holds all memory that side may read or write until
+its use is noted, or `close` has waited for side. After an interrupt only `close` may be called.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from lit_async_data.engine.device.transform import Transform
 from lit_async_data.engine.stats import Wait
 from lit_async_data.order.plan import BatchIndex
 
-# They refer to no memory of a device.
+# Types of objects that refer to no memory of a device.
 SKIPPED: tuple[type, ...] = (type, types.ModuleType, enum.Enum, torch.Size, torch.SymInt, torch.Generator, *OPAQUE)
 SKIPPED += (torch.device, torch.dtype, torch.layout, torch.memory_format)
 HARMLESS = frozenset({"datetime", "decimal", "fractions", "numpy", "pandas", "pathlib", "PIL", "pyarrow", "uuid"})
@@ -57,10 +57,10 @@ PARTS |= {torch.sparse_csr: ROWS, torch.sparse_bsr: ROWS, torch.sparse_csc: COLU
 
 
 def note_all(batch: Any, note: Callable[[Any], bool]) -> type | None:
-    """Have all memory noted that a batch of any form refers to.
+    """Call ``note`` with each tensor in a batch, and each object that has a ``record_stream``.
 
-    ``note`` is called with each tensor, and each object that has a ``record_stream``; it returns whether it could note
-    it. Returns the type of an object that may refer to memory which was not noted.
+    ``note`` returns whether it could note the object. Returns the type of an object that may refer to other memory, or
+    None.
     """
     seen, todo, hidden = dict[int, Any](), [batch], None  # objects seen stay alive, so that no id is used again
     while todo:
@@ -80,7 +80,7 @@ def note_all(batch: Any, note: Callable[[Any], bool]) -> type | None:
 
 
 def _inside(value: Any) -> Sequence[Any] | None:
-    """The objects that make up a tensor that torch does not note as a whole, or a container; None for others."""
+    """The parts of a container, or of a tensor that torch does not note as a whole; None for other objects."""
     if isinstance(value, torch.Tensor):
         if flatten := getattr(value, "__tensor_flatten__", None):  # a subclass that wraps others
             return [getattr(value, name) for name in flatten()[0]]
@@ -98,13 +98,11 @@ def _inside(value: Any) -> Sequence[Any] | None:
 
 
 class InlineQueue:
-    """Hands out the batches in host memory themselves, in order. All calls come from the consumer's thread."""
+    """Hands out batches in host memory, in order. Only the consumer's thread calls it."""
 
-    #: How long the device waited for data; None where it has no streams.
-    waited: Wait | None = None
+    waited: Wait | None = None  # how long the device waited for data; None if it has no streams
     ready = 0  # batches on the device, or on their way there
-    #: Seconds of the last `take` in which it ran ``device_transform``; 0 where a stream runs it.
-    transform_s = 0.0
+    transform_s = 0.0  # seconds of ``device_transform`` in the last `take`; 0 if a stream runs it
 
     def __init__(self, feed: Feed, depth: int, transform: Transform | None) -> None:
         self.feed = feed
@@ -115,7 +113,7 @@ class InlineQueue:
 
     def _begin(self) -> None:
         if self._transform is None:
-            self.take = self.feed.lend  # type: ignore[method-assign]  # without a call between, for each batch
+            self.take = self.feed.lend  # type: ignore[method-assign]  # saves a call for each batch
 
     def take(self, key: BatchIndex) -> Batch:
         """A batch on its device, waiting for it."""
@@ -128,7 +126,7 @@ class InlineQueue:
             self.transform_s = time.perf_counter() - began
 
     def prefetch(self, key: BatchIndex, *, copy: bool = True) -> None:  # noqa: ARG002
-        """Start what can be started of the batches from ``key`` on: reads, and with ``copy`` copies. Never blocks."""
+        """Start to read the batches from ``key`` on, and with ``copy`` to copy them. Never blocks."""
         if self.depth:
             self.feed.prefetch(key)
 
@@ -141,7 +139,7 @@ log = logging.getLogger(__name__)
 
 # Queues that were closed while a graph was recorded: another queue waits for their copies later.
 UNFINISHED: list[StreamQueue] = []
-# Queues whose batches hide memory of side, which any queue may get as soon as such a batch is dropped.
+# Queues whose batches hide memory of side: any queue may get that memory when such a batch is dropped.
 UNNOTED: weakref.WeakSet[StreamQueue] = weakref.WeakSet()
 
 
@@ -157,7 +155,7 @@ class Ticket:
     moved: dict[str, Any] = dataclasses.field(default_factory=dict)
     allocated: Any = None
     unpack: Callable[[Arrived, Clone], Batch] | None = None
-    host: HostBatch | None = None  # of a batch for which the device had no memory ahead: it is copied when it is taken
+    host: HostBatch | None = None  # of a batch for which the device had no memory yet: `take` copies it
     ready: Any = None
     batch: Batch = None
     error: BaseException | None = None
@@ -181,8 +179,8 @@ class StreamQueue(InlineQueue):
         self.tickets: collections.deque[Ticket] = collections.deque()  # batches on their way to the device, in order
         # Host memory that side may still read, in the order of the copies.
         self.copying: collections.deque[Copying] = collections.deque()
-        self._most = math.inf  # batches ahead for which the device has memory, as far as known
-        self._told = False  # whether objects that hide their memory have been logged
+        self._most = math.inf  # the most batches ahead for which the device has memory, as far as known
+        self._told = False  # whether a warning has named objects that hide their memory
 
     def _begin(self) -> None:
         pass
@@ -211,7 +209,7 @@ class StreamQueue(InlineQueue):
                 host, ticket.host = ticket.host or self.feed.get(key), None
                 self._submit(ticket, host)
                 if len(self.tickets) > 1 and self._begins_anew(ticket):
-                    self._copy_less(0)  # those behind it have reserved the memory that it needs
+                    self._copy_less(0)  # the batches behind have reserved the memory that this one needs
                     host, ticket.host = ticket.host or host, None
                     self._submit(ticket, host)
             except Exception:
@@ -257,7 +255,7 @@ class StreamQueue(InlineQueue):
             self.feed.prefetch(self.tickets[-1].following if self.tickets else key)
 
     def _submitted_ahead(self, ticket: Ticket) -> bool:
-        """Submit a batch if it has been read; returns whether the tickets behind it may follow."""
+        """Submit a batch if it has been read; returns whether the next ticket may follow."""
         host = self.feed.poll(ticket.key) if ticket.host is None else None
         if host is None:
             self.feed.prefetch(ticket.key if ticket.host is None else ticket.following)
@@ -275,7 +273,7 @@ class StreamQueue(InlineQueue):
         return False
 
     def _begins_anew(self, ticket: Ticket) -> bool:
-        """Whether there was no memory for a batch that was read: it is submitted again, without those after it."""
+        """Whether the device had no memory for a batch; prepares it to be submitted again, without the ones behind."""
         if ticket.ready is None or not isinstance(ticket.error, torch.OutOfMemoryError):
             return False
         self._drop_after(ticket)
@@ -288,7 +286,7 @@ class StreamQueue(InlineQueue):
             self.tickets.pop()
 
     def _copy_less(self, batches: int) -> None:
-        """The loop may well go on, as it needs one at a time."""
+        """Copy at most so many batches ahead: the loop needs only one at a time."""
         if self._most == math.inf:
             log.warning("the device has no memory for more: batches are copied ahead as with device_depth=%d", batches)
         self._most = batches
@@ -307,7 +305,7 @@ class StreamQueue(InlineQueue):
         try:
             self._wait_for_compute()  # it may still read the last objects that hide their memory
             UNNOTED.discard(self)
-            # For all of side: an interrupt may have come before an event was recorded.
+            # Wait for all of side: an interrupt may have come before an event was recorded.
             self.streams.happened(self.streams.record(self.streams.side), block=True)
             self.copying.extend(Copying(ticket.host) for ticket in self.tickets if ticket.host is not None)
             self.tickets.clear()
@@ -338,7 +336,6 @@ class StreamQueue(InlineQueue):
             return
         ticket.unpack = host.unpack
         streams, clock = self.streams, self._clock
-        # With the batch itself: its memory lives as long as side may read it.
         copying = Copying(host)
         self.copying.append(copying)
         try:
@@ -377,12 +374,12 @@ class StreamQueue(InlineQueue):
 
     def _move(self, ticket: Ticket, movable: Mapping[str, Any]) -> None:
         self._wait_for_compute()
-        # Always, as this also turns gradients on: they must not depend on when the copy begins.
+        # Always, since this also turns gradients on, which must not depend on the moment of the copy.
         with torch.inference_mode(False), self.streams.on_side():
             ticket.moved = {name: self.streams.moved(value) for name, value in movable.items()}
 
     def _wait_for_compute(self) -> None:
-        """Before side allocates memory that compute may be reading: that of objects that hide it."""
+        """Wait before side allocates, if compute may still read memory that objects hide."""
         if UNNOTED:
             self.streams.wait(self.streams.side, self.streams.record(self.streams.compute()))
 
@@ -415,7 +412,7 @@ class StreamQueue(InlineQueue):
         return clone
 
     def reclaim(self, *, block: bool) -> None:
-        """With ``block``, wait for copies as long as the feed has no memory for another batch."""
+        """Release host memory after its copies; with ``block``, wait for copies while the feed has no room."""
         while self.copying and self.streams.happened(self.copying[0].done, block=block and not self.feed.has_room):
             self.copying.popleft().host.release()
 
@@ -425,7 +422,7 @@ class StreamQueue(InlineQueue):
         self.tickets.clear()
 
     def _let_go(self, ticket: Ticket) -> None:
-        """Before a ticket is dropped: its memory returns to compute's pool, and a copy may still be writing to it."""
+        """Have compute wait before a ticket is dropped: a copy may still write to its memory, which compute gets."""
         if ticket.host is not None:  # its copies may be under way
             ticket.ready = self.streams.record(self.streams.side)
             self.copying.append(Copying(ticket.host, ticket.ready))

@@ -51,7 +51,7 @@ def exact_device(device: torch.device | None) -> torch.device:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """By its own ``to``, without waiting for the copy if that takes ``non_blocking``."""
+    """Move a value by its own ``to``, without waiting for the copy if that takes ``non_blocking``."""
     try:
         takes = inspect.signature(value.to).parameters
     except ValueError:  # a built-in method of torch has no signature
@@ -67,7 +67,7 @@ NOTHING = contextlib.nullcontext()
 
 
 def no_inference() -> contextlib.AbstractContextManager[Any]:
-    """For our own tensors, which may outlive validation; what reads batches sees the mode of the loop."""
+    """Leave inference mode to make tensors, which may outlive validation."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else NOTHING
 
 
@@ -83,7 +83,7 @@ class Streams:
 
     @functools.cached_property
     def side(self) -> torch.Stream:
-        """The stream of copies and transforms: that of `_side_of`, in an object to be entered once."""
+        """The stream of copies and transforms, in an object of its own, which can be entered once at a time."""
         side = _side_of(self._device)
         return torch.Stream(stream_id=side.stream_id, device_index=side.device_index, device_type=side.device_type)
 
@@ -92,7 +92,7 @@ class Streams:
 
     @property
     def capturing(self) -> bool:
-        """Whether compute records its work in a graph, so that nobody else may use the device."""
+        """Whether compute records a graph, so that nobody else may use the device."""
         if self._capturing():
             return True
         with torch.accelerator.device_index(self._device.index):  # it asks for the stream of the current device
@@ -102,7 +102,7 @@ class Streams:
         return self.side
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """From the memory of the current stream."""
+        """Allocate in the memory of the current stream."""
         return torch.empty(shape, dtype=dtype, device=self._device)
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
@@ -117,7 +117,7 @@ class Streams:
             return True
         try:
             value.record_stream(stream)
-        except (AttributeError, RuntimeError, TypeError):  # torch raises the second for sparse tensors
+        except (AttributeError, RuntimeError, TypeError):  # torch raises a RuntimeError for sparse tensors
             return False
         return True
 
@@ -141,11 +141,7 @@ class Streams:
 
 @functools.cache
 def _side_of(device: torch.device) -> torch.Stream:
-    """One for each device and process.
-
-    torch hands out 32 streams in turn: with one for each engine, side would be a stream that the user has, too, and
-    each would strand the memory that the allocator keeps for it.
-    """
+    """One side stream for each device and process: see docs/design/device.md."""
     return torch.Stream(device=device)
 
 
@@ -163,17 +159,15 @@ T = TypeVar("T")
 NEXT, COPY = "lit_async_data.next", "lit_async_data.copy"
 
 
-# One copy in `TIMED` is timed, from the second on: an event costs the host some microseconds. The first copy would also
-# tell what the device does once.
+# One copy in `TIMED` is timed, from the second on: an event costs the host microseconds, and the first copy is slow.
 TIMED = 8
 
 
 class DeviceClock:
     """Times each hand-over by two events on the compute stream, for which the host does not wait.
 
-    The first is recorded when a batch is asked for. The step before has been enqueued by then, so the event happens
-    when the device has finished it. The second is recorded after compute has been told to wait for the batch. Between
-    the two the device computes nothing. Figures come a step or two late.
+    The first is recorded at the request for a batch, behind the step before; the second behind compute's wait for the
+    batch. Between the two the device computes nothing. Times are known a step or two later.
     """
 
     def __init__(self, streams: Streams) -> None:
@@ -181,7 +175,7 @@ class DeviceClock:
         self._asked: Any = None
         # Hand-overs: the events of asking and `came`, and whether the batch is the first of its epoch.
         self._open: collections.deque[tuple[Any, Any, bool]] = collections.deque()
-        self._waited = Wait()  # for the hand-overs that are known
+        self._waited = Wait()  # over hand-overs whose events have happened
         self.copies = self.copied_bytes = 0  # of all batches
         # Copies that are timed: the events of their begin and end on the side stream, and their bytes.
         self._copying: collections.deque[tuple[Any, Any, int]] = collections.deque()
@@ -201,9 +195,9 @@ class DeviceClock:
         return dataclasses.replace(self._waited, copy=Work(copy_s=seconds, copied=copied))
 
     def read(self, *, asked: bool = False) -> None:
-        """Read the events that have happened; ``asked``: a batch is asked for."""
+        """Read the events that have happened; with ``asked``, record the event of a request."""
         streams = self._streams
-        queries = not streams.capturing  # else a query of an event would break the capture
+        queries = not streams.capturing  # a query of an event would break the capture
         while queries and self._open and streams.happened(self._open[0][1], block=False):
             began, came, first = self._open.popleft()
             waited = self._waited
@@ -219,7 +213,7 @@ class DeviceClock:
             self._asked = streams.timed(streams.compute())
 
 
-#: Whether torch's profiler is active; a function in C, since every batch asks. A private name, which torch may drop.
+#: Whether torch's profiler is active: a function in C, called for every batch. torch may drop its private name.
 profiled: Callable[[], bool] = getattr(torch.autograd, "_profiler_enabled", lambda: False)
 
 

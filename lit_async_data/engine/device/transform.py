@@ -1,8 +1,4 @@
-"""`DeviceTransform`: calls the user's function with each batch on its device, and with random numbers for it.
-
-A transform shared by all stages may draw its own random numbers, which makes evaluation results vary. Its first
-evaluation batch shows whether it does.
-"""
+"""`DeviceTransform`: calls the user's function with each batch on its device, and with a random generator."""
 
 from __future__ import annotations
 
@@ -23,15 +19,16 @@ from lit_async_data.sources.contract.user_code import drawn, states
 
 log = logging.getLogger(__name__)
 
-# What a queue calls with each batch.
+# Transforms a batch on its device.
 Transform = Callable[[Batch, BatchIndex], Batch]
 
 
 class DeviceTransform:
     """Calls the user's function with each batch, without gradients, and with a random generator if it takes one.
 
-    Each batch gets a new generator, seeded by the batch's own number alone. So the random numbers are the same after a
-    resume, with any workers and depth, and with or without a callback.
+    The number of a batch alone seeds its generator. So draws are the same after a resume, with any workers and depth,
+    and with or without a callback. The first batch of evaluation shows whether a transform of all stages draws from
+    global generators, which would make results vary.
 
     Args:
         function: As a `Hook`. An ``nn.Module`` is moved to the device, once. None to cast only.
@@ -48,7 +45,7 @@ class DeviceTransform:
         cast: Callable[[Any], Any] | None = None,
     ) -> None:
         self._hook = None if function is None else Hook(function, "device_transform")
-        #: What errors name.
+        #: The name in errors.
         self.where = "device_transform" if self._hook is None else self._hook.where
         if self._hook is not None and is_module(self._hook.function):
             self._hook.function = self._hook.function.to(device)  # type: ignore[attr-defined]  # a module has it
@@ -64,7 +61,7 @@ class DeviceTransform:
                 made = self._transformed(batch, key)
         except AsyncDataError:
             raise
-        except torch.OutOfMemoryError as error:  # itself, by which Lightning finds the largest batch size
+        except torch.OutOfMemoryError as error:  # unchanged: Lightning finds the largest batch size by it
             error.add_note(f"{self.where}: no memory for batch {key.step} of epoch {key.epoch}")
             raise
         except Exception as error:
@@ -108,7 +105,7 @@ class DeviceTransform:
         return made
 
     def _check_images(self, batch: Any) -> None:
-        """Refuse a transform of torchvision's v2, which takes the first plain tensor alone, if others are images."""
+        """Refuse a transform of torchvision's v2, which takes only the first plain tensor, if others are images."""
         values = dict(
             batch if isinstance(batch, Mapping) else enumerate(batch if isinstance(batch, tuple | list) else ())
         )
@@ -122,7 +119,7 @@ class DeviceTransform:
 
 
 def widened(spec: BatchSpec) -> Callable[[Any], Any] | None:
-    """Casts fields that travel to the device in a narrower type than they are delivered in; None if there are none."""
+    """Casts fields that travel to the device in a narrower type to the type of the batch; None without such fields."""
     types = {
         key: torch.from_numpy(np.empty(0, field.dtype)).dtype
         for key, field in spec.fields.items()

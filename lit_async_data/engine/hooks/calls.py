@@ -1,6 +1,6 @@
 """Calls of transforms: what may be given as one, how it is called, and the errors that name it.
 
-`failure` puts the words for the samples in place of ``{}`` in the message of an `UnfitError` raised here.
+`failure` puts the names of the samples in place of ``{}`` in the message of an `UnfitError` raised here.
 Reader processes import this module, so it imports no torch.
 """
 
@@ -27,7 +27,7 @@ FIXED = "with ragged='concat' only device_transform may change a length"
 
 
 def failure(where: str, source: Source, samples: Indices, what: str) -> TransformError:
-    """The words for the samples take the place of ``{}`` in ``what``."""
+    """An error of these samples, whose names take the place of ``{}`` in ``what``."""
     ids = source.ids(samples)
     place = source.locate(ids[:1])[0]
     first = f"row {place.row} of {place.file}"
@@ -41,18 +41,6 @@ def failure(where: str, source: Source, samples: Indices, what: str) -> Transfor
     )
 
 
-def raised(error: Exception) -> str:
-    hint = "; return_indices=True gives it" if isinstance(error, KeyError) and error.args == ("index",) else ""
-    return f"failed on {{}}: {type(error).__name__}: {error}{hint}"
-
-
-def no_dict(made: object) -> str:
-    return (
-        f"returned a {type(made).__name__} for {{}}; return a dict with an array for each key, or None if the one that "
-        "was given has been changed"
-    )
-
-
 def other_keys(made: Mapping[str, object], wanted: Iterable[str]) -> str:
     listed = [", ".join(map(str, keys)) or "none" for keys in (made, wanted)]
     return (
@@ -62,7 +50,7 @@ def other_keys(made: Mapping[str, object], wanted: Iterable[str]) -> str:
 
 
 def fitting(key: str, value: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """The shape and dtype are those of the first sample."""
+    """The array, if it has the shape and dtype of the first sample."""
     array = named_array(key, value)
     if array.shape != shape:
         raise UnfitError(
@@ -102,11 +90,11 @@ def named_array(key: object, value: object) -> Array:
         raise UnfitError(f"field {key!r} of {{}} is {error}") from None
 
 
-# The user's function: takes a sample or a batch, or this and random numbers; returns it transformed.
+# The user's function: takes a sample or a batch, and perhaps a random generator; returns it transformed.
 Function = Callable[..., Any]
-# The name of the parameter that gets random numbers.
+# The name of the parameter that gets a random generator.
 RNG = "rng"
-# Libraries whose transforms take no dict of arrays, and a function that calls one.
+# Libraries whose transforms take no dict of arrays, and advice: a function that calls such a transform.
 LIBRARIES = {
     "torchvision.transforms": "torchvision takes tensors, and leaves arrays as they are; give it in a function: "
     'def transformed({of}): return {{**{of}, "x": transform(torch.from_numpy({of}["x"]))}}',
@@ -117,9 +105,9 @@ LIBRARIES = {
 
 
 class StageTransform:
-    """Errors name ``where``, such as ``"device_transform.eval, stage val"``.
+    """A transform of a stage. Errors name ``where``, such as ``"device_transform.eval, stage val"``.
 
-    ``seen``: for an evaluation batch that has shown whether a training transform draws; None for other transforms.
+    ``seen`` gets the evaluation batch that has shown whether a training transform draws; None for other transforms.
     """
 
     def __init__(self, function: Function, where: str, seen: list[Any] | None = None) -> None:
@@ -130,16 +118,16 @@ class StageTransform:
 
 
 class Hook:
-    """A function of the user, which takes a value, and random numbers as ``rng`` or a second required parameter.
+    """A function of the user, which takes a value, and a random generator as ``rng`` or second required parameter.
 
-    Errors name ``where``, unless it is a `StageTransform`, which has a name.
+    Errors name ``where``, or the ``where`` of a `StageTransform`.
     """
 
     def __init__(self, function: Function, where: str) -> None:
         self.where, self.seen = where, None
         if isinstance(function, StageTransform):
             self.where, self.seen, function = function.where, function.seen, function.function
-        self.function = function  # the user's itself
+        self.function = function
         self._parameter = _rng_parameter(function)
 
     @property
@@ -189,7 +177,7 @@ def is_module(value: object) -> bool:
 
 
 def _rng_parameter(function: Function) -> str | None:
-    """``"rng"``: random numbers come by this name; ``""``: as second argument; None: not at all."""
+    """``"rng"`` for a parameter of this name, ``""`` for the second parameter, None for a function that takes none."""
     called: Any = function.forward if is_module(function) else function  # type: ignore[attr-defined]  # a module has it
     try:
         parameters: Sequence[inspect.Parameter] = list(inspect.signature(called).parameters.values())
@@ -207,7 +195,7 @@ def _rng_parameter(function: Function) -> str | None:
     return "" if len(by_place) > 1 and by_place[1].default is inspect.Parameter.empty else None
 
 
-# Separate the keys of random numbers for host hooks from those of sources, 1 and 2 in `sample_reader.py`.
+# Separate the keys of host hooks from the keys of sources, 1 and 2 in `sample_reader.py`.
 SAMPLE_HOOK_KEYS, BATCH_HOOK_KEYS = 3, 4
 
 # The key of sample numbers in a batch.
@@ -217,7 +205,7 @@ Made = Mapping[str, Any]
 
 
 class KeyedGenerator:
-    """One generator that begins anew with each key. For one thread at a time.
+    """A generator that begins anew with each key. One thread at a time.
 
     Philox computes its numbers from a counter and a key. Setting both in an existing generator costs 2 µs; building a
     generator costs 10 to 20. It has no seed sequence, so ``rng.spawn``, whose results would depend on how often it was
@@ -243,7 +231,7 @@ class KeyedGenerator:
         return KeyedGenerator, ()
 
     def at(self, key: int) -> np.random.Generator:
-        """The generator at the beginning of the numbers of a key of 64 bits: of ``Philox(key=key)``."""
+        """The generator in the state of ``Philox(key=key)``; the key has 64 bits."""
         self._key[0] = key
         self._bits.state = self._state
         return self._generator
@@ -252,8 +240,8 @@ class KeyedGenerator:
 class HookCalls:
     """Calls the host hooks. One thread at a time.
 
-    Without a ``seed`` they get None in place of random numbers. ``indexed``: they get the numbers of their samples, as
-    key ``index``, which they need not return.
+    Without a ``seed`` they get None in place of a generator. ``indexed``: each value has the sample numbers under the
+    key ``index``, which the hook need not return.
     """
 
     def __init__(
@@ -265,18 +253,25 @@ class HookCalls:
     def _with_index(self, samples: Indices, values: Mapping[str, Array]) -> dict[str, Array]:
         return {**values, INDEX: self.source.ids(samples)} if self._indexed else dict(values)
 
-    def _without_index(self, where: str, samples: Indices, made: Made, given: Any) -> Made:
+    def _called(self, hook: Hook, samples: Indices, value: dict[str, Array], rng: Any) -> Made:
+        given = value.get(INDEX)
+        try:
+            made = hook(value, rng)
+        except Exception as error:
+            hint = "; return_indices=True gives it" if isinstance(error, KeyError) and error.args == (INDEX,) else ""
+            what = f"failed on {{}}: {type(error).__name__}: {error}{hint}"
+            raise failure(hook.where, self.source, samples, what) from error
+        if made is None:
+            made = value
+        if made.__class__ is not dict and not isinstance(made, Mapping):
+            what = "return a dict with an array for each key, or None if the one that was given has been changed"
+            raise failure(hook.where, self.source, samples, f"returned a {type(made).__name__} for {{}}; {what}")
         if not self._indexed or INDEX not in made:
             return made
         if not np.array_equal(made[INDEX], given):
-            raise failure(
-                where,
-                self.source,
-                samples,
-                f"returned another {INDEX!r} for {{}}, which return_indices fills with sample numbers; return it under "
-                "another key",
-            )
-        return {key: value for key, value in made.items() if key != INDEX}
+            what = "which return_indices fills with sample numbers; return it under another key"
+            raise failure(hook.where, self.source, samples, f"returned another {INDEX!r} for {{}}, {what}")
+        return {key: each for key, each in made.items() if key != INDEX}
 
     def of_samples(self, keyed: KeyedSamples, values: Mapping[str, Array]) -> Iterator[Made]:
         """``sample_transform`` of each sample; it may write to ``values``, of shape (n, …)."""
@@ -293,15 +288,7 @@ class HookCalls:
             if seeds is not None:
                 seed_generators(seeds[place])
             rng = None if keys is None else self._generator.at(keys[place])
-            try:
-                made = hook(sample, rng)
-            except Exception as error:
-                raise failure(hook.where, self.source, samples[place : place + 1], raised(error)) from error
-            if made is None:
-                made = sample
-            if made.__class__ is not dict and not isinstance(made, Mapping):
-                raise failure(hook.where, self.source, samples[place : place + 1], no_dict(made))
-            yield self._without_index(hook.where, samples[place : place + 1], made, sample.get(INDEX))
+            yield self._called(hook, samples[place : place + 1], sample, rng)
 
     def of_batch(self, keyed: KeyedSamples, values: dict[str, Array]) -> Made:
         hook, samples = self.batch, keyed.samples
@@ -311,13 +298,4 @@ class HookCalls:
             seed_generators(*READING.keys(BATCH_HOOK_KEYS, np.array([first])))
         if hook.draws and self._seed is not None:
             rng = self._generator.at(derived_key(self._seed, keyed.epoch, BATCH_HOOK_KEYS, first))
-        values = self._with_index(samples, values)
-        try:
-            made = hook(values, rng)
-        except Exception as error:
-            raise failure(hook.where, self.source, samples, raised(error)) from error
-        if made is None:
-            made = values
-        if not isinstance(made, Mapping):
-            raise failure(hook.where, self.source, samples, no_dict(made))
-        return self._without_index(hook.where, samples, made, values.get(INDEX))
+        return self._called(hook, samples, self._with_index(samples, values), rng)

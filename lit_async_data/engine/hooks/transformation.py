@@ -52,9 +52,9 @@ log = logging.getLogger(__name__)
 
 # What each hook is called with, for messages.
 CALLED_WITH = {"sample_transform": "a sample", "batch_transform": "a batch", "device_transform": "a batch"}
-# Samples of the batch that `batch_transform` is called with.
+# Samples of the batch with which the probe calls ``batch_transform``.
 ROWS = 2
-# Samples that are tried where bad ones are no errors.
+# Samples that the probe tries where bad ones are no errors.
 TRIED = 16
 Kinds = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]  # shape and dtype of each field
 
@@ -82,11 +82,11 @@ class HostHooks:
         return self.sample is not None or self.batch is not None
 
     def outcome(self, source: Source, options: LoaderOptions, *, by_length: bool = False) -> Outcome:
-        """The fields that come out of them; calls them with the first samples of a source, as in `HookCalls`.
+        """The fields that the hooks return; calls them with the first samples of a source.
 
-        In batches by length they are called twice, with samples that are one element shorter the second time, which
-        shows which fields follow their length. The global random generators are put back where they were. Bad samples
-        among the first are passed over if ``on_error`` reads around them.
+        For batches by length it calls them again, with samples that are one element shorter: fields that follow their
+        length are shorter, too. It restores the global random generators, and passes over bad samples if ``on_error``
+        reads around them.
         """
         seed = (options.seed or 0) if options.augment else None
         probed = [hook and _ProbedHook(hook.function, hook.where) for hook in (self.sample, self.batch)]
@@ -119,7 +119,7 @@ class HostHooks:
     ) -> Transformation:
         """At most ``capacity`` samples are read together.
 
-        Fewer where samples come one after the other: padded, they take no more elements than those of a batch can have.
+        Fewer if they are concatenated: padded, they take no more elements than a batch can have.
         """
         if self.batch is None and buckets is None:
             fits = [most_elements(of, capacity)[0] // source.spec[key].shape[0] for key, of in concat.items()]
@@ -173,7 +173,7 @@ class _Probe:
         return Outcome(spec, spec if self._calls.batch is None else self._of_batches(spec))
 
     def _samples(self, count: int, cut: int) -> tuple[Indices, dict[str, Array]]:
-        """Where there are fewer, the first come again. Those of variable length are shorter by ``cut`` elements."""
+        """The first samples, repeated if there are fewer; samples of variable length lose ``cut`` elements."""
         rows = np.arange(count) % len(self._numbers)
         stored = {key: array[rows] for key, array in self._stored.items()}
         for key, field in self._spec.fields.items():
@@ -191,7 +191,7 @@ class _Probe:
         return {key: (array.shape, array.dtype) for key, array in arrays.items()}
 
     def _follow(self, found: Sequence[Kinds]) -> set[str]:
-        """The fields that are one element shorter where samples are."""
+        """The fields that are one element shorter if their samples are."""
         one, cut = found[0], found[-1]
         shapes = {key: shape for key, (shape, _) in one.items() if self._cuts and shape and key in cut}
         return {key for key, (first, *rest) in shapes.items() if cut[key][0] == (first - 1, *rest)}
@@ -216,7 +216,7 @@ class _Probe:
         return self._named(hook.where, self._numbers, found[0], self._follow(found))
 
     def _named(self, where: str, samples: Indices, found: Kinds, follow: AbstractSet[str]) -> BatchSpec:
-        """Those of the source in its order, then the others."""
+        """The fields of the source in its order, then the others."""
         if not found:
             raise failure(where, self._calls.source, samples, "returned no field for {}; return at least one")
         known = self._spec.fields
@@ -241,20 +241,20 @@ ReadInto = Callable[[Mapping[str, Array]], None]
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    of_samples: BatchSpec  # after ``sample_transform``; those of the source without one
-    spec: BatchSpec  # after ``batch_transform`` too: those of a slot
-    drawn: Sequence[str] = ()  # the global random generators that reading and hooks drew from for it
+    of_samples: BatchSpec  # the fields after ``sample_transform``
+    spec: BatchSpec  # the fields of a slot, after ``batch_transform``
+    drawn: Sequence[str] = ()  # the global random generators from which reading and hooks drew
 
 
 class Transformation:
     """Reads samples into scratch memory, calls the host hooks, and puts the results into a slot.
 
-    Any thread may call it. Each has scratch memory of its own, so threads read and decode at the same time; one at a
-    time calls hooks, since few of the objects in them (augmentations with a state) are thread-safe.
+    Any thread may call it. Each has its own scratch memory, so threads read and decode at the same time; one at a time
+    calls hooks, since few augmentations are thread-safe.
 
     Attributes:
-        scratch_bytes: Of each thread.
-        takes_batches: Whether one of the hooks takes a whole batch, so that several batches cannot be read as one.
+        scratch_bytes: Scratch memory of each thread.
+        takes_batches: Whether ``batch_transform`` takes whole batches, so that several cannot be read as one.
     """
 
     def __init__(
@@ -299,7 +299,7 @@ class Transformation:
             CLOCK.transformed(time.perf_counter() - locked)
 
     def check(self, keyed: KeyedSamples, read: ReadInto) -> None:
-        """It is transformed unless that takes a whole batch."""
+        """Read a sample, and call ``sample_transform``."""
         values = self._spec.empty(1)
         read(values)
         if self._calls.sample is not None:

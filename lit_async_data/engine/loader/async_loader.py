@@ -49,7 +49,7 @@ DRAWN = (
     "from run to run; set worker_kind=process, where they are seeded for each sample, or workers=0 "
     "(docs/data/transforms.md)"
 )
-SIDE_PASSES = 5  # separates their keys from those of sample_reader.py and engine/hooks/calls.py
+SIDE_PASSES = 5  # separates keys of passes beside the engine from keys in sample_reader.py and engine/hooks/calls.py
 
 
 @explains_names(OF_LOADER)
@@ -165,14 +165,14 @@ class AsyncLoader(BaseLoader):
             resuming=Resuming(self.source, self._cursor),
             quarantine=Quarantine(self.source, self.options.max_bad, self.options.quarantine),
         )
-        self._around: dict[BatchIndex, ReadAround] = {}  # the pipeline's
+        self._around: dict[BatchIndex, ReadAround] = {}  # of the pipeline
         self._take_order(schedule)
-        # Lightning looks for `.batch_sampler.sampler.set_epoch` and for nothing else.
+        # Lightning looks for `.batch_sampler.sampler.set_epoch`.
         self.batch_sampler = types.SimpleNamespace(sampler=self._wiring.resuming)
-        # Why no reader process can be used; and whether what is read can go there, once that is known.
+        # Why no reader process can be used; and whether the setup is known to be pickled.
         self._refusal, self._can_go = "", False
         self._changes = Changes(self._recipe)
-        # The epoch of the last pass beside the engine, and how many there were in it before.
+        # The epoch of the last pass beside the engine, and the number of earlier ones in it.
         self._side_passes = -1, -1
 
     @property
@@ -207,7 +207,7 @@ class AsyncLoader(BaseLoader):
         return f"<{closed}AsyncLoader of {how}, from {self.source!r}>"
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        # Not only where it runs: `steps_wanted` belongs to this process, too.
+        # Even before it runs: `steps_wanted` belongs to this process.
         raise TypeError(
             "an AsyncLoader cannot be pickled or copied: its threads, memory and place in the order belong to "
             "this object and this process; pickle or copy its source and its options, and build another loader of them"
@@ -284,7 +284,7 @@ class AsyncLoader(BaseLoader):
         return self._cursor.place()
 
     def _beside(self, left: Place | None) -> Iterator[Batch]:
-        """Iterate over a loader of its own, which reads in the caller's thread."""
+        """Iterate over another loader, which reads in the caller's thread."""
         self._say(
             logging.WARNING,
             "another iterator of this loader is read in the loop, without reading ahead; a loader of its own reads "
@@ -393,13 +393,13 @@ class AsyncLoader(BaseLoader):
             )
 
     def _take_seed(self, seed: int) -> None:
-        """Unless the options have one. Drops what was read ahead."""
+        """Use a seed, unless the options have one. Drops the batches that were read ahead."""
         if self._given.seed is None and seed != self._wiring.schedule.seed:
             self._stop()
             self._take_order(self._wiring.schedule.keyed(seed))
 
     def _begin_pass(self) -> None:
-        """Take the seed of a run that begins, and warn if what looks like training gets samples as stored."""
+        """Take the seed of a run that begins, and warn of stored order in what looks like training."""
         if self._wiring.label:  # of a DataModule, or beside another loader
             return
         begins = self._cursor.state.saved is None and not self._cursor.coming.epoch
@@ -458,7 +458,7 @@ class AsyncLoader(BaseLoader):
         return self._wiring.schedule.plan(0)
 
     def _follow(self, engine: Engine) -> None:
-        """Tell the feed how many steps will be wanted of a pass that begins."""
+        """Tell the feed the number of steps that the consumer will take of a pass that begins."""
         self._cursor.begin(self._wiring.steps_wanted)
         if (first := self._cursor.upcoming) is not None:
             self._wiring.quarantine.begin(first.epoch)
@@ -466,7 +466,7 @@ class AsyncLoader(BaseLoader):
         engine.feed.follow(self._cursor.schedule)
 
     def _with_changes(self, engine: Engine) -> Engine:
-        """The engine, which reads anew if the user has changed what it reads with."""
+        """The engine, which reads anew if the user has changed the source or a transform."""
         assert isinstance(engine.feed, SlotFeed)
         pipeline = engine.feed.pipeline
         try:
@@ -481,7 +481,7 @@ class AsyncLoader(BaseLoader):
                     return engine
         except Exception as error:
             self._stop()  # this engine would go on without the change, which is not found again
-            if not isinstance(error, ConfigError | OSError):  # else it cannot be pickled any more, or sent
+            if not isinstance(error, ConfigError | OSError):  # else the setup cannot be pickled any more, or sent
                 raise
         self._stop()
         engine = self._running()
@@ -496,24 +496,24 @@ class AsyncLoader(BaseLoader):
         self._check_ranks()
         source, options = self.source, self.options
         self._changes.found()
-        self._device = streams.exact_device(self.device)  # the current device may be another one later
+        self._device = streams.exact_device(self.device)  # the current device may change
         on_device = streams.has_streams(self.device)
         pipeline, plan = self._pipeline(pin=self.device if on_device and not self._is_beside else None)
         self._around = pipeline.around
-        # With the first batch, since a loader that is only described is not used.
+        # With the first batch, since not every loader that is described is used.
         warnings = [*slow(source, options, plan, self.order, ahead=self._depth > 0)]
         if plan.workers.kind == "thread" and (drawn := self._recipe.global_draws()):
             warnings.append(DRAWN.format(source.name, " and ".join(drawn)))
         for line in warnings:
             self._say(logging.WARNING, line)
-        # Host memory has a narrower type than what is delivered; the device casts.
+        # Some fields have a narrower type in host memory than in a batch; the device casts.
         cast = widened(self.spec) if on_device else None
         if on_device and self._is_beside:
             cast = functools.partial(moved, self.device, cast)
         seed, function = self._recipe.seed(self._wiring.schedule), self._recipe.device_transform
         number = None if seed is None else functools.partial(batch_seed, source, self._cursor, seed)
         depth = options.queue_depth if plan.workers.threads else 0
-        # A reader process reserves memory for itself.
+        # Reader processes reserve their own memory.
         release = (lambda: None) if plan.workers.kind == "process" else plan.reserve(source)
         return Engine(
             (CopyFeed if on_device and not self._is_beside else LentFeed)(pipeline, depth, release),
@@ -540,7 +540,7 @@ class AsyncLoader(BaseLoader):
     def _pipeline(self, *, pin: torch.device | None) -> tuple[Pipeline, ResourcePlan]:
         plan, options = self.footprint, self.options
         plan.budget.check()
-        if not self._wiring.label:  # else `AsyncDataModule.describe` has said it
+        if not self._wiring.label:  # else `AsyncDataModule.describe` has logged it
             self._say(logging.INFO, f"{self.source.name}: {plan.workers}")
         try:
             return pipeline_of(self._setup(plan), pin=pin, options=options), plan
@@ -566,7 +566,7 @@ class AsyncLoader(BaseLoader):
 
 
 class _Beside(AsyncLoader):
-    """Reads in the caller's thread: from a place on, or a pass of its own."""
+    """Reads a pass in the caller's thread, beside the engine of another loader."""
 
     _is_beside = True
 

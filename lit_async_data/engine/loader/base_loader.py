@@ -1,13 +1,6 @@
-"""`BaseLoader`: passes over batches, one that uses the engine or several side by side.
+"""`BaseLoader`: passes over batches. One has the engine, which reads ahead, and moves the place of the loader.
 
-A loader has one engine, which reads ahead, and one place in the order. Of several iterations over it, one has both:
-
-1. An iteration that was never advanced has nothing and costs nothing.
-2. Under a Trainer the engine belongs to the Trainer's own iterator, which takes it from any other.
-3. Elsewhere it belongs to the first iteration that was advanced, until that is exhausted, closed or collected; until it
-   ended in an error and another one begins; or until ``set_epoch`` or ``load_state_dict`` names where the next begins.
-4. Every other iteration reads beside it: in the caller's thread, without reading ahead, and without a change to the
-   place, the state or the statistics of the loader. One that has lost the engine goes on from where it was.
+Other passes read in the caller's thread, and change nothing of the loader: see docs/design/lightning.md.
 """
 
 from __future__ import annotations
@@ -38,12 +31,12 @@ from lit_async_data.options import whole
 class Engine:
     """A feed, which reads batches ahead, and a device queue, which copies them ahead.
 
-    It closes the feed. It refers to no loader, so that a dropped loader is closed at once.
+    It refers to no loader, so that a dropped loader is closed at once.
 
     Args:
         depth: Batches that are copied ahead, to a device with streams; 0 to read and copy nothing ahead.
         inline: Whether to copy nothing, so that ``transform`` gets each batch in host memory.
-        asks: Whether the feed must be asked after each batch; False where its threads go on by themselves.
+        asks: Whether the feed must be asked after each batch, since it has no threads that read on.
     """
 
     def __init__(
@@ -65,13 +58,13 @@ class Engine:
     @property
     def fill(self) -> str:
         feed, queue = self.feed, self.queue
-        # There is one slot more than the depth, for the batch that is being handed out.
+        # There is one slot more than the depth, for the batch that the user has.
         host = f"host {min(feed.ready, feed.depth)}/{feed.depth}{feed.how}" if feed.depth else ""
         device = f"device {queue.ready}/{queue.depth}" if self.copies and queue.depth else ""
         return f"{host} {device}".strip() or "no queue"
 
     def stats(self, before: LoaderStats) -> LoaderStats:
-        """Sums are added, and what is of this moment replaced."""
+        """Earlier statistics with the ones of this engine."""
         found, waited = self.feed.stats(), self.queue.waited
         return dataclasses.replace(
             before,
@@ -103,15 +96,15 @@ class Engine:
 class Run:
     engine: Engine | None = None  # None before the first request, and after the loader was stopped
     closer: weakref.finalize[Any, Any] | None = None  # closes the engine when the loader is dropped
-    # Whether a request did not come to its end. The engine may be in any state, and must be replaced.
+    # Whether a request did not come to its end: then the engine may be in any state, and must be replaced.
     interrupted: bool = False
-    ended_by: str = "an interrupt"  # what that was
-    unanswered: bool = False  # whether the last request for a batch gave none: it goes on, or ended in an error
+    ended_by: str = "an interrupt"  # the reason, for people
+    unanswered: bool = False  # whether the last request for a batch goes on, or ended in an error
     closed: bool = False  # whether the loader is closed for good
-    stats: LoaderStats = dataclasses.field(default_factory=LoaderStats)  # without what the engine counts
-    before: LoaderStats = dataclasses.field(default_factory=LoaderStats)  # with it, when the last pass began
-    began_s: float = 0.0  # when that was
-    asked_s: float = 0.0  # when the last request for a batch ended
+    stats: LoaderStats = dataclasses.field(default_factory=LoaderStats)  # without the counts of the engine
+    before: LoaderStats = dataclasses.field(default_factory=LoaderStats)  # all counts when the last pass began
+    began_s: float = 0.0  # the moment of that
+    asked_s: float = 0.0  # the moment at which the last request for a batch ended
     # The thread that is inside ``next``, by the key ``"thread"``; empty if none is.
     inside: dict[str, int] = dataclasses.field(default_factory=dict)
 
@@ -124,9 +117,9 @@ class Taken(NamedTuple):
 
 
 class BatchIterator(abc.ABC):
-    """What hands out batches, each once, also where an interrupt (Ctrl-C) comes at any moment."""
+    """Hands out each batch once, whenever an interrupt (Ctrl-C) comes."""
 
-    _cursor: Any  # its ``state`` is the place, which is replaced in one assignment
+    _cursor: Any  # one assignment replaces its ``state``, the place
     _run: Run
 
     @abc.abstractmethod
@@ -147,8 +140,8 @@ class BatchIterator(abc.ABC):
         """
         taken = self._taken()
         cursor, run = self._cursor, self._run
-        # From here on nothing is called. CPython delivers an interrupt when a call begins or ends, so none comes
-        # between this and the end of `__next__`: the batch is the caller's, or it is still the next.
+        # No calls from here on: CPython delivers an interrupt when a call begins or ends, so none comes before the end
+        # of `__next__`.
         cursor.state, run.interrupted, run.unanswered, run.inside = taken.after, False, False, {}
         return taken.batch
 
@@ -167,14 +160,14 @@ class Pass(BatchIterator):
         self._taken_of_loader, self._claim, self._read_beside = taken, claim, beside
         self._cursor, self._run, self._run_of_loader = cursor, run, run
         self._beside: Iterator[Batch] | None = None
-        self.left: Any = None  # where the pass was when another one took the engine from it; else None
+        self.left: Any = None  # the place of the pass when another one took the engine from it; else None
 
     def __iter__(self) -> Self:
         return self
 
     def _taken(self) -> Taken:
         if self._beside is None and not self._claim(self):
-            # The loader's cursor stays where it is; a pass that reads for this one has a place of its own.
+            # The loader keeps its place; a pass that reads for this one has a place of its own.
             beside = self._read_beside(self.left)
             if isinstance(beside, Pass):
                 self._beside, self._cursor, self._run = beside, beside._cursor, beside._run  # noqa: SLF001
@@ -217,20 +210,18 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class Wiring:
-    """What a DataModule, a callback or a test has connected to a loader. Refers to no loader."""
+    """The connections of a DataModule, a callback or a test to a loader. Refers to no loader."""
 
-    externally_driven: bool = False  # whether a callback starts the next copy; else the end of each ``next`` does
-    # The priority of a pass for the engine, under a Trainer: 0 for a pass of the user, None if the Trainer does not
+    externally_driven: bool = False  # whether a callback starts the next copy, not the end of each ``next``
+    # Under a Trainer, the priority of a pass for the engine: 0 for a pass of the user, None if the Trainer does not
     # iterate over this loader itself.
     priority: Callable[[Pass], int | None] | None = None
-    label: str = ""  # what log lines call the loader, such as its stage; empty for none
-    logged: set[str] = dataclasses.field(default_factory=set)  # lines; loaders that share it log each once
+    label: str = ""  # the name of the loader in log lines, such as its stage; empty for none
+    logged: set[str] = dataclasses.field(default_factory=set)  # lines that loaders which share it have logged
 
 
 class BaseLoader(BatchIterator):
     """A loader whose engine starts with the first batch, is replaced after an interrupt, and ends with the loader.
-
-    What is not for users begins with _.
 
     Attributes:
         local_world_size: Processes of this job on this machine, which share its memory and cores; None for the number
@@ -239,7 +230,7 @@ class BaseLoader(BatchIterator):
 
     local_world_size: int | None
     _wiring: Any  # a `Wiring`
-    _foreign = False  # whether it reads a loader of others
+    _foreign = False  # whether it reads a foreign loader
 
     def _reset(self, device: torch.device | str | None, device_depth: int) -> None:
         self._device = None if device is None else streams.checked_device(device)
@@ -257,7 +248,7 @@ class BaseLoader(BatchIterator):
 
     @abc.abstractmethod
     def _take(self) -> Taken:
-        """The caller moves the place behind it, with nothing called in between."""
+        """The next batch, and the place behind it, to which the caller moves."""
 
     @abc.abstractmethod
     def _restart(self) -> None:
@@ -273,7 +264,7 @@ class BaseLoader(BatchIterator):
 
     @property
     def _epoch_is_named(self) -> bool:
-        """That which the next pass begins."""
+        """Whether the epoch of the next pass is named."""
         return False
 
     @property
@@ -283,23 +274,20 @@ class BaseLoader(BatchIterator):
 
     @abc.abstractmethod
     def _prefetch(self, *, copy: bool = True) -> None:
-        """Start reading and copying the next batches, or only reading, for a loader whose turn is yet to come.
+        """Start to read the next batches, and with ``copy`` to copy them. Returns at once.
 
-        Returns at once. A pass over somebody else's loader begins with its first batch only. May raise `WorkerError`
-        and `ClosedError`.
+        A pass over a foreign loader begins only with its first batch. May raise `WorkerError` and `ClosedError`.
         """
 
     # -- passes ----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Pass:
-        """A pass with its own place, which begins with its first batch. Costs nothing before that."""
+        """A pass with its own place, which costs nothing before its first batch."""
         return Pass(self._taken, self._cursor, self._run, self._claim, self._beside)
 
     def _taken(self) -> Taken:
-        """`_take`, for one thread at a time. What is set in `Run` is cleared with the place."""
-        # In one step of C: 1. Two threads see that no thread is inside. 2. Both note themselves, and go on. See
-        # test_of_two_threads_that_call_next_at_once_one_gets_the_error. The end of ``next``, where nothing is called,
-        # assigns another dictionary.
+        """`_take`, for one thread at a time. `__next__` clears the marks in `Run`."""
+        # In one step of C, so that only one of two threads finds no other inside.
         thread = threading.get_ident()
         if self._run.inside.setdefault("thread", thread) != thread:
             raise WorkerError(
@@ -318,7 +306,7 @@ class BaseLoader(BatchIterator):
             raise
 
     def _claim(self, one: Pass) -> bool:
-        """A pass gets the engine if it begins, and no other needs it more."""
+        """Give the engine to a pass that begins, unless another one needs it more; returns whether the pass has it."""
         owner = self._engine_pass()
         if owner is one:
             return True
@@ -345,7 +333,7 @@ class BaseLoader(BatchIterator):
         return None if owner is None or owner.closed else owner
 
     def _release(self) -> None:
-        """Take the engine from the pass that has it, which goes on beside it."""
+        """Take the engine from the pass that has it."""
         owner = self._engine_pass()
         if owner is not None:
             owner.left = self._left()
@@ -447,12 +435,12 @@ class BaseLoader(BatchIterator):
         run.interrupted = False
 
     def _failed_ahead(self, error: Exception) -> None:
-        """Say once that copying failed for a later batch, which raises it when it is asked for."""
+        """Log once that copying a later batch failed; the request for that batch raises the error."""
         if not self._run.closed:
             report_once(log, COPYING, error, AsyncDataError)
 
     def _running(self) -> Engine:
-        """The engine, started if need be; a `ClosedError` or `WorkerError` if it cannot be used."""
+        """The engine, started if necessary; a `ClosedError` or `WorkerError` if it cannot be used."""
         run, engine = self._run, self._run.engine  # read once, here and below: another thread may close the loader
         if engine is not None and (not (run.interrupted or run.closed) or engine.feed.forked):
             engine.feed.check()
@@ -489,7 +477,7 @@ class BaseLoader(BatchIterator):
 
     def _forget(self, engine: Engine, seen: LoaderStats) -> None:
         run = self._run
-        if run.engine is not engine:  # another thread has stopped it, too, and the loop may have started the next one
+        if run.engine is not engine:  # two threads have stopped it, and the loop may have started the next one
             return
         if (closer := run.closer) is not None:
             closer.detach()

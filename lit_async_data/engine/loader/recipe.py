@@ -1,4 +1,4 @@
-"""`Recipe`: what a loader makes batches of, and the fields that come out. All passes over the loader share it."""
+"""`Recipe`: the source, options and transforms of a loader, and the fields of its batches; all passes share it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from lit_async_data.sources.contract.user_code import Watch, put_back
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What the hooks return is found when it is first needed."""
+    """The fields that hooks return are found when they are first needed."""
 
     source: Source
     options: LoaderOptions
     hooks: HostHooks
     device_transform: Function | None
-    ranks: tuple[int, int]  # the rank, and how many there are
-    is_ranked: bool  # whether the user has said how many there are
+    ranks: tuple[int, int]  # the rank, and the number of ranks
+    is_ranked: bool  # whether the user has given the number of ranks
 
     @functools.cached_property
     def spec(self) -> BatchSpec:
@@ -53,7 +53,7 @@ class Recipe:
 
     @functools.cached_property
     def concat(self) -> dict[str, Indices]:
-        """The lengths of the samples that come one after the other, by field."""
+        """The lengths of concatenated samples, by field."""
         keys = [key for key, field in self.spec.fields.items() if field.concat]
         return {key: values_of(self.source, length_key(key), "ragged") for key in keys}
 
@@ -74,7 +74,7 @@ class Recipe:
         )
 
     def global_draws(self) -> Sequence[str]:
-        """The global random generators that code of the user draws from for the first sample; they are put back."""
+        """The global random generators from which code of the user draws for the first sample; restores them."""
         if self.hooks:
             return self.outcome.drawn
         if not self.source.runs_user_code or self.source.chunks.reading != "python":
@@ -91,7 +91,7 @@ class Changes:
         self._watch, self._seen = Watch(), 0
 
     def found(self) -> bool:
-        """Whether there were some since the last call; an error if the samples are others."""
+        """Whether the source or a transform has changed since the last call; an error if the samples are others."""
         changed, before = self._watch.look(self._transforms), self._seen
         self._seen = self._source.count_changes()
         return bool(changed) or self._seen != before
@@ -107,7 +107,7 @@ def schedule_of(
     transform_draws: bool = False,
     alike: bool = False,
 ) -> Schedule:
-    """The endless order of batches. The source's labels, or weights, are read now if samples are drawn by them."""
+    """The endless order of batches. Reads the labels or weights of the source if samples are drawn by them."""
     shuffle = _shuffle(source, options)
     layout = source.layout() if shuffle == "chunk" else source.chunks
     # A partial, not a method of the loader: nothing refers back, so a dropped loader is closed at once.
@@ -135,12 +135,12 @@ def schedule_of(
 
 
 def _weights(source: Source, options: LoaderOptions, order: Indices | None) -> Weights | None:
-    """How likely each sample is drawn, in the order given; None where each comes once."""
+    """The weight of each sample, in the given order; None if each comes once."""
     if not options.drawn:
         return None
     given = _given_weights(source, options.weights)
     weights = Weights(given, len(source))
-    # Checked above in the order of the samples, so that messages name them.
+    # The first `Weights` checks them in the order of the samples, which messages name.
     return weights if order is None else Weights(np.asarray(given)[order], len(source))
 
 
@@ -193,7 +193,7 @@ def _shuffle(source: Source, options: LoaderOptions) -> Order:
 
 
 def with_own_fields(spec: BatchSpec, options: LoaderOptions) -> BatchSpec:
-    """With those that the loader adds; a `ConfigError` if there is a field of that name."""
+    """The fields with those that the loader adds; a `ConfigError` if the source has one of that name."""
     concat = [key for key, field in spec.fields.items() if field.concat]
     if concat and options.pad_last:
         raise ConfigError(f"with ragged='concat', batches of {concat[0]} differ in shape; leave it out", "pad_last")
@@ -208,6 +208,6 @@ def with_own_fields(spec: BatchSpec, options: LoaderOptions) -> BatchSpec:
 
 
 def batch_seed(source: Source, cursor: EpochCursor, seed: int, key: BatchIndex) -> int:
-    """By its first sample, whatever its rank and step."""
+    """The seed of a batch by its first sample, independent of rank and step."""
     keyed, _ = cursor.schedule.plan(key.epoch).stretch(key.step, 1)
     return derived_key(seed, key.epoch, BATCH_KEYS, int(keyed[:1].keys(source.ids)[0]))

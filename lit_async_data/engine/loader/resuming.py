@@ -1,4 +1,4 @@
-"""`Resuming`: the place of a loader in the order, saved and taken up; `Quarantine`: its bad samples."""
+"""`Resuming` saves and restores the place of a loader in the order; `Quarantine` knows its bad samples."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ log = logging.getLogger(__name__)
 
 
 class Quarantine:
-    """One thread at a time."""
+    """The bad samples of a loader. One thread at a time."""
 
     def __init__(self, source: Source, most: float, path: str | os.PathLike[str] | None) -> None:
         self._source, self._most = source, most
-        # The file to which each bad sample is appended once, as a line of JSON; None to write none.
+        # The file that gets each bad sample once, as a line of JSON; None for no file.
         self.path = None if path is None else os.fspath(path)
         self.known: set[int] = set()  # the numbers of the samples that cannot be read
         self._listed: set[int] = set()
         self._writes = True
-        # Of the present pass: its epoch, its bad samples by number, its batches that were read around them by step.
+        # Of the current pass: the epoch, bad samples by number, and batches that were read around them by step.
         self._epoch = -1
         self._bad: dict[int, BadSample] = {}
         self._around: dict[int, ReadAround] = {}
 
     def remember(self, samples: Iterable[int]) -> None:
-        """From an earlier run, which has listed them."""
+        """Know the bad samples of an earlier run, which has listed them."""
         self.known.update(samples)
         self._listed.update(samples)
 
@@ -51,15 +51,15 @@ class Quarantine:
 
     @property
     def count(self) -> int:
-        """Of the present pass so far, on this rank."""
+        """Bad samples of the current pass so far, on this rank."""
         return len(self._bad)
 
     def samples(self, step: int) -> tuple[int, ...] | None:
-        """Those that a batch of the present pass had; None for those of its plan."""
+        """The samples of a batch of the current pass; None if it had the samples of its plan."""
         return None if step not in self._around else self._around[step].samples
 
     def handed_out(self, step: int, plan: EpochPlan, around: ReadAround) -> None:
-        """A `SourceError` if the pass has had more bad samples than ``max_bad`` allows."""
+        """Note a batch; a `SourceError` if the pass has had more bad samples than ``max_bad`` allows."""
         self._around[step] = around
         self._bad.update((bad.sample, bad) for bad in around.bad)
         self._list(around.bad)
@@ -73,7 +73,7 @@ class Quarantine:
             )
 
     def tell(self) -> None:
-        """Warn once of the pass, which has ended, or is given up."""
+        """Warn of the bad samples of a pass, once, when it ends or is given up."""
         if self._bad and self._epoch >= 0:
             listed = "" if self.path is None or not self._writes else f"; {self.path} lists them"
             log.warning(
@@ -97,7 +97,7 @@ class Quarantine:
         try:
             os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
             there = set[str]()
-            if os.path.isfile(self.path):  # what other loaders have listed
+            if os.path.isfile(self.path):  # other loaders may have listed samples
                 with open(self.path, encoding="utf-8", errors="backslashreplace") as file:
                     there.update(file)
             with open(self.path, "a", encoding="utf-8", errors="backslashreplace") as file:
@@ -113,12 +113,12 @@ class Done(NamedTuple):
 
 
 class Resuming:
-    """Saves and restores the place of a loader. Refers to no loader. May be called from any thread.
+    """Saves and restores the place of a loader. Refers to no loader. Thread-safe.
 
     Attributes:
-        force: Whether to go on at the same position in another order, whoever takes up a place.
-        done: What counts as done of the pass; None for the steps that were handed out. A Trainer's batch is done when
-            it was trained on.
+        force: Whether to go on at the same position, even if the order is another one now.
+        done: Returns the part of the pass that is done; None for the steps that were handed out. Under a Trainer, a
+            batch is done after its training step.
         why_over: Why the resumed epoch has no batches left, although the checkpoint had some; else empty.
     """
 
@@ -139,16 +139,16 @@ class Resuming:
 
     @property
     def saved(self) -> Place | None:
-        """Where the next pass begins if it is of that epoch."""
+        """The place at which the next pass begins, if that is a pass over the same epoch."""
         return self.cursor.state.saved
 
     def set_epoch(self, epoch: int) -> None:
-        """Frameworks call this, by ``loader.batch_sampler.sampler``."""
+        """Name the epoch; frameworks call this, by ``loader.batch_sampler.sampler``."""
         self._named_by_framework = True
         self.cursor.name_epoch(epoch)
 
     def state(self) -> dict[str, Any]:
-        """Plain values of the place behind the last batch that is done."""
+        """The place behind the last batch that is done, as plain values."""
         done = None if self.done is None else self.done()
         place, state = self.cursor.place(None if done is None else done.steps), self.cursor.state
         if done is None and self._named_by_framework and not state.fresh and sys.exception() is not None:
@@ -165,7 +165,7 @@ class Resuming:
         return place._replace(position=self._now.samples, over=True)
 
     def checked(self, given: object, *, force: bool = False, any_seed: bool = False) -> Place:
-        """The place of a saved state, also of another number of ranks or batch size.
+        """The place of a saved state, which may be of another number of ranks or batch size.
 
         Args:
             given: What `state` returned.
@@ -195,7 +195,7 @@ class Resuming:
         return self._fitting(state.place)
 
     def announce(self) -> None:
-        """When the first batch is asked for after `checked`, say where the epoch goes on."""
+        """Log where the epoch goes on, with the first request for a batch after `checked`."""
         saved, coming, by_framework = self.saved, self.cursor.coming, self._named_by_framework
         if not self._unreported or saved is None:
             return
@@ -228,7 +228,7 @@ class Resuming:
         self.print_line(line, level)
 
     def changed_steps(self, place: Place, *, alone: bool = True) -> str:
-        """What to do if steps have another size than before a place, for a message; empty if they have not."""
+        """The remedy in words if steps had another size before a place; else empty."""
         plan = self.cursor.schedule.plan(0)
         before = place.history[-1] if place.history else None
         if before is None or before.step == plan.batch_size * plan.world_size:
@@ -241,13 +241,13 @@ class Resuming:
         )
 
     def report(self, line: str, level: int = logging.INFO) -> None:
-        """Print a line; once, though Lightning restores a DataModule and its loader."""
+        """Print a line once: Lightning restores both a DataModule and its loader."""
         if line != self._last_line:
             self._last_line = line
             self.print_line(line, level)
 
     def _fitting(self, place: Place) -> Place:
-        """The place, if the ranks can share what remains; the end of the epoch if ``drop_last`` drops that."""
+        """The place, if the ranks can share the rest of the epoch; its end, if ``drop_last`` drops the rest."""
         plan, rest = self.cursor.schedule.plan(place.epoch), self._now.samples - place.position
         if place.over or not place.position:
             return place
@@ -261,7 +261,7 @@ class Resuming:
             )
         if self.why_over:
             self.report(f"epoch {place.epoch} is over: {self.why_over}")
-            return self._ended(place)  # also for whoever takes up a state saved here
+            return self._ended(place)  # also in later states
         if rest < world:
             raise ResumeError(
                 f"{rest} samples remain of epoch {place.epoch}, fewer than the {world} ranks, which each need at least "
@@ -272,15 +272,15 @@ class Resuming:
 
 @dataclasses.dataclass(kw_only=True)
 class AsyncWiring(Wiring):
-    schedule: Schedule  # its order in all epochs
+    schedule: Schedule  # the order of all epochs
     resuming: Resuming
     quarantine: Quarantine
-    # Asked at the start of each pass: its steps, and those of later passes, that will be wanted; None for all.
+    # Called at the start of each pass.
     steps_wanted: StepsWanted = lambda: (None, None)
 
 
 def order_state(source: Source, schedule: Schedule) -> OrderState:
-    """What the order depends on, at the beginning of the first epoch."""
+    """All inputs of the order, at the beginning of the first epoch."""
     plan, fingerprint = schedule.plan(0), dict(source.fingerprint())
     if plan.shuffle == "chunk":
         runs = np.array([(run.samples, run.rows) for run in plan.runs], np.int64).reshape(-1, 2)

@@ -31,9 +31,9 @@ from lit_async_data.system import usable_cores
 
 log = logging.getLogger(__name__)
 
-# Bytes of a batch; samples, and bytes, that stand for all of a kept result.
+# Bytes of a batch; and the most samples, and bytes, whose change invalidates a cached result.
 BATCH_BYTES, PROBES, PROBE_BYTES = 8 * 2**20, 32, 2**26
-# More reader threads than this, and more classes, are not worth it.
+# The most reader threads, and classes.
 MOST_THREADS, MOST_CLASSES = 8, 2**16
 # The number is raised when the statistics, or their meaning, change.
 HEAD = b"lit_async_data: statistics, version 2; may be deleted\n"
@@ -104,7 +104,7 @@ def statistics(
 
 
 def chosen_fields(spec: BatchSpec, fields: Any) -> dict[Any, str]:
-    """By their keys or indices in a batch."""
+    """The names of fields, by their keys or indices in a batch."""
     keys = {key if spec.as_mapping else at: key for at, key in enumerate(spec)}
     keys = {at: key for at, key in keys.items() if spec[key].dtype.kind != "c" and not spec[key].texts}
     listed = fields if isinstance(fields, Sequence) and not isinstance(fields, str) else (fields,)
@@ -141,21 +141,21 @@ def _kept(key: str, field: FieldSpec, axis: Axis) -> tuple[int, ...]:
 
 
 def _filled_axis(field: FieldSpec) -> int | None:
-    """The axis of a sample that padding may fill up; None if there is none."""
+    """The axis of a sample that may have padding; None if there is none."""
     if field.masked:
         return int(field.channel is not None and not field.lead)  # channels come before a window, but for images
     return 0 if field.ragged or field.padded else None
 
 
 class _InStorageOrder(SubsetSource):
-    """Some fields of some samples, and what tells them from padding."""
+    """Some fields of some samples, and the masks or lengths that tell them from padding."""
 
     def __init__(self, source: Source, samples: Indices, keys: Sequence[str]) -> None:
         super().__init__(source, samples)
         filled = [key for key in keys if _filled_axis(source.spec[key]) is not None]
         telling = [mask_key(key) if source.spec[key].masked else length_key(key) for key in filled]
         specs = {key: source.spec[key] for key in [*keys, *telling]}
-        for key, field in specs.items():  # read end to end; only what is padded on the left cannot be
+        for key, field in specs.items():  # concatenated, unless they are padded on the left
             specs[key] = dataclasses.replace(field, concat=field.ragged and field.padded != "left")
         self._fields = BatchSpec(specs, as_mapping=True)
 
@@ -193,7 +193,7 @@ def _read(source: Source, kept: Kept) -> Counted:
 
 
 def _samples_at_a_time(part: Source) -> int:
-    """As many as fit into the bytes of a batch, even if they are the longest."""
+    """The number of samples that fit into the bytes of a batch, even if they are the longest."""
     nbytes = np.zeros(len(part), np.int64)
     for key, field in part.spec.items():
         if field.concat:
@@ -204,7 +204,7 @@ def _samples_at_a_time(part: Source) -> int:
 
 
 def _counted(field: FieldSpec, axes: Sequence[int], values: Array, real: Array | None) -> Moments | None:
-    """The moments of a batch, whose padding is left out; None if nothing else is there."""
+    """The moments of a batch without its padding; None if it has nothing else."""
     classes = np.zeros(0, np.int64)
     if field.classes and field.shape == (len(field.classes),):  # several classes per sample
         classes = (values > 0).sum(0)
@@ -222,7 +222,7 @@ def _counted(field: FieldSpec, axes: Sequence[int], values: Array, real: Array |
 
 
 def _state(source: Source, kept: Kept) -> str:
-    """Files, samples and some of their values."""
+    """A digest of files, samples and some of their values."""
     files = []
     for path in sorted({part.file for part in source.parts}):
         with contextlib.suppress(OSError):  # the parts of some sources are no files

@@ -95,11 +95,7 @@ class IllegalTransitionError(AsyncDataError):
 
 
 class Lease:
-    """Keeps a slot with the user: every array made from it refers to it, and when it dies the slot is free.
-
-    It exports memory and is no ndarray: numpy lets a view of a view refer to the memory's owner directly, so an ndarray
-    in the middle dies while its slices live.
-    """
+    """Every array of a lent slot refers to it; when it dies, the slot is free. See docs/design/engine.md."""
 
     def __init__(self, memory: Bytes) -> None:
         self._memory = memory
@@ -113,12 +109,12 @@ class _Ended(weakref.ref[Lease]):
     slot: int
 
 
-# A vacant slot; one whose lease has ended; None to wake who waits for a slot.
+# A vacant slot; the lease of one, which has ended; or None, to wake a thread that waits for a slot.
 Vacancy = int | _Ended | None
 
 
 class SlotPool:
-    """A uint8 array each. Safe to use from several threads."""
+    """Slots, each a uint8 array, and their states. Thread-safe."""
 
     def __init__(self, memories: list[Bytes]) -> None:
         # Reentrant: garbage collection can close a loader inside any allocation, also of a thread that holds it.
@@ -126,10 +122,9 @@ class SlotPool:
         self.memories: list[Bytes] = []  # by slot
         self._states: list[SlotState] = []
         self._leases: dict[int, _Ended] = {}
-        # Slots that nobody can see any more. A lease can end inside any allocation of any thread, also of one that is
-        # in the middle of `put` or `get` here, or that holds the lock: the put of a SimpleQueue is reentrant, where a
-        # queue.Queue or a lock would wait for itself. The put itself is the callback of a lease: it runs no Python
-        # code, in which CPython would take an interrupt (Ctrl-C), print it and drop it.
+        # Slots that nobody can see any more. A lease can end inside any allocation of any thread, even inside `put` or
+        # `get` here, so the queue must be reentrant. Its put, in C, is the callback itself: CPython would drop an
+        # interrupt (Ctrl-C) in a callback of Python code.
         self.vacant: queue.SimpleQueue[Vacancy] = queue.SimpleQueue()
         for memory in memories:
             self.add(memory)
@@ -145,14 +140,14 @@ class SlotPool:
         self.vacant.put(slot)
 
     def count(self, state: SlotState) -> int:
-        """One that nobody can see any more may count as LENT until it is taken."""
+        """A slot that nobody can see any more may count as LENT until it is taken."""
         return self._states.count(state)
 
     @property
     def held(self) -> int:
         """Slots that the user can still see."""
         with self._lock:
-            # By the leases and not by what is vacant: a slot that a worker is just taking is in neither.
+            # By leases: a slot that a worker is just taking is LENT, and no longer vacant.
             return sum(state is LENT and self._leases[slot]() is not None for slot, state in enumerate(self._states))
 
     def take(self, timeout: float | None = None) -> int | None:
@@ -168,7 +163,7 @@ class SlotPool:
             while True:
                 vacant.append(self.vacant.get_nowait())
         last = vacant.pop()
-        for other in vacant:  # they wake the other waiting threads
+        for other in vacant:  # wakes other threads that wait
             self.vacant.put(other)
         if last is None:
             return None
@@ -196,7 +191,6 @@ class SlotPool:
         """A slot for the user, as uint8. When any thread drops the last array made from it, the slot is vacant."""
         self.move(slot, "lend")
         lease = Lease(self.memories[slot])
-        # The callback can run inside any allocation of any thread, so it takes no lock and logs nothing.
         ended = _Ended(lease, self.vacant.put)
         ended.slot = slot
         self._leases[slot] = ended
@@ -226,33 +220,33 @@ NO_SAMPLES: Indices = np.empty(0, np.int64)
 
 class BatchResult(NamedTuple):
     key: BatchIndex
-    first: int  # its first row in the slot's arrays
+    first: int  # the first row in the slot's arrays
     rows: int
-    error: Exception | None = None  # raised in its place
-    around: ReadAround | None = None  # None if it has the samples of its plan
+    error: Exception | None = None  # raised in place of the batch
+    around: ReadAround | None = None  # None if the batch has the samples of its plan
 
 
 class FilledSlot(NamedTuple):
-    slot: int  # free again where no batch could be read
-    batches: Sequence[BatchResult]  # in their order, at least one
-    good: int  # how many of them could be read
+    slot: int  # free again if no batch could be read
+    batches: Sequence[BatchResult]  # in order, at least one
+    good: int  # number of batches that could be read
 
 
 @dataclasses.dataclass
 class ReadTask:
     """Consecutive batches of one epoch that a worker reads into one slot."""
 
-    slot: int  # where they go
+    slot: int
     keys: Sequence[BatchIndex]
     schedule: Schedule  # the order at the time of the claim
     generation: int  # of the pipeline, at that time
     worker: int | None  # None for the consumer's thread
-    ids: Callable[[Indices], Indices]  # the numbers by which errors name samples
+    ids: Callable[[Indices], Indices]  # from samples to the numbers that errors show
     around: AroundBadSamples | None = None  # None if bad samples are errors
-    row: int = 0  # of the slot's arrays, where the first batch begins
+    row: int = 0  # the first row of the first batch in the slot's arrays
     one_by_one: bool = False  # whether each sample is tried by itself, since some are bad
-    reading: Sequence[BatchResult] = ()  # the batches that are read at present: all of them, or one by itself
-    samples: Indices | None = None  # that are read at present
+    reading: Sequence[BatchResult] = ()  # the batches under way: all of them, or one by itself
+    samples: Indices | None = None  # the samples under way
 
     def run(self, read: Read, layout: BatchLayout, memory: Bytes) -> FilledSlot:
         epoch, step = self.keys[0]
@@ -281,7 +275,7 @@ class ReadTask:
 
     @property
     def _caught(self) -> type[BaseException]:
-        """In a worker everything is an error of the batch, in the consumer's thread not Ctrl-C."""
+        """In a worker, any exception is an error of the batch; in the consumer's thread, Ctrl-C is not."""
         return Exception if self.worker is None else BaseException
 
     def _alone(
@@ -323,25 +317,24 @@ class ReadTask:
 
 
 def batches_and_samples(first: BatchIndex, count: int, ids: Indices | Sequence[int]) -> str:
-    """For people."""
     steps = f"batch {first.step}" if count == 1 else f"batches {first.step} to {first.step + count - 1}"
     samples = f", samples {few(list(map(int, ids)))}" if len(ids) else ""
     return f"{steps} of epoch {first.epoch}{samples}"
 
 
-# Batches that are read into one slot take about this many seconds at most: the first of them comes with the last.
+# The most seconds, about, that reading several batches into a slot takes: the first comes with the last.
 COALESCED_S = 0.02
 
 
 class Activity(NamedTuple):
     words: str
-    key: BatchIndex | None = None  # the first batch that it reads, or is to read
-    since: float = math.inf  # the `time.monotonic` of its begin
-    where: Mapping[str, Any] = {}  # attributes of an error there
+    key: BatchIndex | None = None  # the first batch that the worker reads, or will read
+    since: float = math.inf  # the `time.monotonic` at which it began
+    where: Mapping[str, Any] = {}  # attributes for an error
 
 
 def place_of(source: Source, samples: Indices) -> tuple[str, dict[str, Any]]:
-    """Where the first of these samples is stored, in words and as attributes of an error."""
+    """The place of the first sample in its file, in words and as attributes of an error."""
     ids = source.ids(samples[:1])
     place = source.locate(ids)[0]
     inside = "" if place.group == "/" else f":{place.group}"
@@ -359,7 +352,7 @@ class Pipeline(abc.ABC):
         self.setup, self.schedule, self.timeout_s = setup, setup.schedule, timeout_s
         self.layout, budget = setup.layout, setup.plan.budget
         self._slots, self._most_slots = budget.slots, budget.most_slots
-        self.warn_after_s = math.inf  # seconds after which a warning says what a batch waits for
+        self.warn_after_s = math.inf  # seconds of waiting before a warning
         self.pool = SlotPool([])
         self._tuner = setup.plan.workers.tuner()
         self._guard = ProcessGuard()
@@ -369,24 +362,24 @@ class Pipeline(abc.ABC):
         self._closed = False
         self.work = Work()  # of all workers
         self.worker_count = setup.plan.workers.threads  # at present; 0 where the consumer reads
-        self._starved = 0  # counts the batches that the consumer had to wait for
+        self._starved = 0  # batches for which the consumer had to wait
         self.ready = 0  # batches that wait on the host
         # The lock guards everything below.
         self._cursor: BatchIndex | None = None  # the next batch to be claimed; None before the first request
-        # By the first index in each slot, in order; None while the slot is being filled.
+        # By the key of the first batch in each slot, in order; None while the slot is being filled.
         self._claimed: dict[BatchIndex, FilledSlot | None] = {}
-        self._generation = 0  # counts the drops; results of an older generation are thrown away
-        self._coalesced = 1  # batches to be claimed at once: few at first, so that the first one comes soon
-        # Batches that were read around bad samples, until they are handed out.
+        self._generation = 0  # counts the drops; results of an older generation are dropped
+        self._coalesced = 1  # batches to claim at once: few at first, so that the first one comes soon
+        # By batch, until it is handed out.
         self.around: dict[BatchIndex, ReadAround] = {}
 
     def follow(self, schedule: Schedule) -> None:
-        """What is being read keeps its order."""
+        """Claim batches in another order; tasks under way keep theirs."""
         with self._lock:
             self.schedule = schedule
 
     def renew(self, setup: ReaderSetup, key: BatchIndex) -> None:
-        """Read all from ``key`` on, also what was read ahead, as this setup says; the layout stays."""
+        """Drop the batches that were read ahead, and read from ``key`` on by another setup of the same layout."""
         with self._lock:
             if self._closed:
                 self.check()
@@ -406,7 +399,7 @@ class Pipeline(abc.ABC):
         """
 
     def poll(self, key: BatchIndex) -> FilledSlot | None:
-        """The slot that begins with a batch if it has been filled, else None; it then belongs to the caller."""
+        """The slot that begins with a batch, which then belongs to the caller; None if it is not filled yet."""
         with self._lock:
             filled = self._claimed.get(key)
             if filled is not None:
@@ -415,10 +408,10 @@ class Pipeline(abc.ABC):
             return filled
 
     def get(self, key: BatchIndex) -> FilledSlot:
-        """The slot that begins with a batch, waiting for it; it then belongs to the caller.
+        """As `poll`, waiting for the slot.
 
         Raises:
-            StalledError: It did not come in time; says what each worker reads.
+            StalledError: The batch did not come in time; the error says what each worker reads.
         """
         if (filled := self.poll(key)) is not None:
             return filled
@@ -438,7 +431,7 @@ class Pipeline(abc.ABC):
         return filled
 
     def must_copy(self) -> bool:
-        """Whether slots must be handed out as copies: the user keeps all others, and the budget is spent."""
+        """Whether batches must be copied out of slots: the user keeps all other slots, and the budget is spent."""
         count = len(self.pool.memories)
         return count >= self._most_slots and self.pool.held >= count - 1
 
@@ -461,7 +454,7 @@ class Pipeline(abc.ABC):
             leave_at_exit()
             raise ClosedError("the loader is closed; build a new one")
 
-    # -- what fills slots says -----------------------------------------------------------------------------------------
+    # -- subclasses fill slots -----------------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def _add_slots(self, count: int) -> None:
@@ -473,7 +466,7 @@ class Pipeline(abc.ABC):
 
     @abc.abstractmethod
     def _wait(self, key: BatchIndex, seconds: float) -> None:
-        """Wait until a batch may have come; add slots if the user keeps all there are. Checks."""
+        """Wait until a batch may have come; add slots if the user keeps all of them. Raises as `check`."""
 
     @abc.abstractmethod
     def _readings(self) -> list[Activity]: ...
@@ -484,7 +477,7 @@ class Pipeline(abc.ABC):
     # -- the machinery -------------------------------------------------------------------------------------------------
 
     def _seek(self, key: BatchIndex) -> None:
-        """Drop all that was read ahead."""
+        """Drop all batches that were read ahead."""
         self._cursor = key
         self._generation += 1
         self._coalesced = 1
@@ -506,11 +499,14 @@ class Pipeline(abc.ABC):
         self._cursor = following
         return keys
 
+    def _task(self, slot: int, worker: int | None) -> ReadTask:
+        ids, around = self.setup.read.source.ids, self.setup.around
+        return ReadTask(slot, self._claim(), self.schedule, self._generation, worker, ids, around)
+
     def _file(self, filled: FilledSlot, generation: int, work: Work, seconds: float) -> bool:
-        """File a slot that a worker has filled, and what that took; False if its batches were dropped meanwhile."""
-        # 1. A worker claims (0, 3) and begins to read. 2. The consumer asks for (1, 0): everything claimed is
-        # dropped. 3. The worker is done. If its batch were filed now, (0, 3) would stay in the new order for ever,
-        # and its slot with it. See test_a_batch_of_an_older_generation_is_thrown_away.
+        """File a filled slot, and the work that it took; False if its batches were dropped meanwhile."""
+        # 1. A worker claims (0, 3). 2. The consumer asks for (1, 0): all claims are dropped. 3. The worker is done. Its
+        # batch would stay in the new order for ever. See test_a_batch_of_an_older_generation_is_thrown_away.
         wanted = generation == self._generation
         if not wanted or not filled.good:
             self.pool.move(filled.slot, "abandon")
@@ -532,27 +528,26 @@ class Pipeline(abc.ABC):
         return True
 
     def _fill(self, task: ReadTask) -> bool:
-        """In a thread of this process; False if the batches were dropped meanwhile."""
+        """Run a task in a thread of this process; False if its batches were dropped meanwhile."""
         # No name holds the result: the traceback of an error in it refers to this frame, and the cycle would keep the
         # objects of whoever catches that error.
         return self._deliver(task, task.run(self.setup.read, self.layout, self.pool.memories[task.slot]))
 
     def _deliver(self, task: ReadTask, filled: FilledSlot) -> bool:
-        work = CLOCK.take()  # with what it read ahead after the slot before
+        work = CLOCK.take()  # with reading ahead after the previous slot
         with self._lock:
             return not self._closed and self._file(filled, task.generation, work, work.seconds)
 
     def _next_coalesced(self, batches: int, seconds: float) -> int:
-        """Batches to be claimed at once from now on: as many as can be read in `COALESCED_S`, if they take as long.
+        """The number of batches to claim at once: as many as would be read in `COALESCED_S`, at most twice as before.
 
-        At most twice as many as were read together before. Several workers can claim before the first of them is done,
-        and with slow storage a slot of many batches would take minutes.
+        Several workers can claim before the first is done, and on slow storage a slot of many batches takes minutes.
         """
         most = int(COALESCED_S / seconds * batches) if seconds else self.layout.batches
         return max(min(most, max(2 * batches, self._coalesced), self.layout.batches), 1)
 
     def _grow(self) -> None:
-        """Double the slots if the user keeps all there are, within the budget."""
+        """Double the slots, within the budget, if the user keeps all of them."""
         if self._closed:
             self.check()
         if self.pool.held == len(self.pool):
@@ -587,7 +582,7 @@ class Pipeline(abc.ABC):
         log.info("workers=auto: %d workers now, since the loop waited for batches; workers=%d begins so", count, count)
 
     def _all_read(self) -> bool:
-        """Whether all workers read by now, so that the waiting shows what they do."""
+        """Whether all workers have started, so that the waiting is due to them."""
         return True
 
     def _come(self, key: BatchIndex, seconds: float) -> FilledSlot | None:
@@ -612,6 +607,6 @@ class Pipeline(abc.ABC):
         )
 
     def _waited_for(self, key: BatchIndex) -> tuple[str, dict[str, Any]]:
-        """What all workers do, first the one that has the batch or is busy longest; and its place."""
+        """The work of all workers in words, first of the one that has the batch or is busy longest, and its place."""
         readings = sorted(self._readings(), key=lambda each: (each.key != key, each.since))
         return "; ".join(each.words for each in readings), {"stage": "read", **readings[0].where}

@@ -1,7 +1,7 @@
-"""`ReaderSetup`: what is read, and how; `SampleReader`: reads the samples of a batch, also around bad ones; `Ahead`.
+"""`SampleReader` reads samples, `AroundBadSamples` chooses others for bad ones, `Ahead` fetches; `ReaderSetup` has all.
 
-The choice is a pure function of the order and of what can be read, so ranks, workers and a resume agree on it: a batch
-leaves out its bad samples, or another sample stands in for each, drawn by the epoch's plan.
+A batch leaves out its bad samples, or has a substitute for each, drawn by the epoch's plan. The choice is a pure
+function of the order and of the samples that can be read, so ranks, workers and a resume agree on it.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from lit_async_data.order.plan import ALL, BatchIndex, EpochPlan, KeyedSamples, 
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.user_code import READING, seed_generators
 
-# Separates the keys of random numbers for samples, and for whole batches, from those of the order. 3 and 4 are for
-# host hooks: see `engine/hooks/calls.py`.
+# Separate the keys of samples, of batches and of sources' global draws from the keys of the order. 3 and 4 are for host
+# hooks: see `engine/hooks/calls.py`.
 SAMPLE_KEYS, BATCH_KEYS, SOURCE_KEYS = 1, 2, 5
 
 
 class EndToEnd:
-    """Samples of variable length, one after the other. Who writes to them sees an array of padded ones."""
+    """Concatenated samples of variable length, to which callers write padded ones."""
 
     def __init__(self, values: Array, offsets: Indices, width: int) -> None:
         self._values, self._firsts, self.lengths = values, offsets[:-1], np.diff(offsets)
@@ -56,13 +56,13 @@ class EndToEnd:
             self._values[first : first + length] = sample[:length]
 
     def padded(self, rows: slice | Indices) -> Array:
-        """Memory for some of them, as long as the longest of these."""
+        """Memory for the samples of some rows, padded to the longest of them."""
         lengths = self.lengths[rows]
         return np.empty((len(lengths), max(int(lengths.max()), 1), *self.shape[2:]), self.dtype)
 
 
 def padded_runs(joined: Sequence[EndToEnd], rows: slice | Indices) -> Iterator[slice]:
-    """Which samples to read together: padded, they take at most the bytes of all as they are, or `RUN_BYTES`."""
+    """Runs of samples to read together: padded, a run takes at most the bytes of all unpadded, or `RUN_BYTES`."""
     lengths = np.array([each.lengths[rows] for each in joined])
     nbytes = np.array([math.prod(each.shape[2:]) * each.dtype.itemsize for each in joined])
     most, first = max(int(nbytes @ lengths.sum(axis=1)), RUN_BYTES), 0
@@ -78,13 +78,13 @@ class SampleReader:
     """Safe to call from any thread."""
 
     source: Source
-    return_indices: bool  # whether to add the samples' indices as field ``index``
-    seed: int | None  # seed of random numbers for samples; None if the source draws none
+    return_indices: bool  # whether to add the sample numbers as field ``index``
+    seed: int | None  # keys the draws of the source; None if it draws nothing
     transformation: Transformation | None = None  # the host hooks; None without any
-    concat: Sequence[str] = ()  # the fields whose samples come one after the other in a batch
-    buckets: Buckets | None = None  # to which these are padded for the host hooks
+    concat: Sequence[str] = ()  # the fields whose samples are concatenated in a batch
+    buckets: Buckets | None = None  # the lengths to which these are padded for the host hooks
     masks: bool = False  # whether to mark samples as real, in field ``mask``
-    global_seed: int | None = None  # by which the global random generators are seeded; None if they are left alone
+    global_seed: int | None = None  # seeds the global random generators; None to leave them alone
     alike: bool = False  # whether all epochs are the same, as in evaluation
 
     def __call__(self, keyed: KeyedSamples, out: Mapping[str, Array], rows: Indices | None = None) -> None:
@@ -110,7 +110,7 @@ class SampleReader:
                 self._read(keyed, into)
 
     def _read_rows(self, keyed: KeyedSamples, into: Mapping[str, Any], rows: slice | Indices) -> None:
-        """By other memory where rows are scattered, or the samples are padded first."""
+        """Read by way of other memory if rows are scattered, or samples are padded first."""
         apart = into.keys() if isinstance(rows, np.ndarray) else self.concat
         values = {key: array[rows] for key, array in into.items() if key not in apart}
         for key in apart:
@@ -134,7 +134,7 @@ class SampleReader:
                     raise failure("transform", self.source, samples[place : place + 1], what)
 
     def check(self, keyed: KeyedSamples) -> None:
-        """With ``sample_transform``."""
+        """Read a sample by itself, and call ``sample_transform``."""
         with READING.of(keyed.epoch, self.global_seed, alike=self.alike):
             if self.transformation is None:
                 self._read(keyed, self.source.spec.empty(1))
@@ -153,22 +153,22 @@ class SampleReader:
             self.source.read_random(samples, out, derived_keys(epoch_key, keyed.keys(ids)))
 
 
-# Substitutes that are tried for one sample. If none of them can be read, the source itself has a problem.
+# Substitutes that are tried for one sample. If none can be read, the source itself has a problem.
 ATTEMPTS = 64
-# What the system says of itself and not of one file.
+# Errors of the system, not of one file.
 _OF_THE_SYSTEM = {
     getattr(errno, name) for name in ("EMFILE", "ENFILE", "ENOMEM", "ENOSPC", "ENODEV", "ENXIO", "ESTALE", "ENOTCONN")
 }
 
 
 class BadSample(NamedTuple):
-    position: int  # the place in the order of the epoch, over all ranks, that it, or one in its place, was to take
+    position: int  # the place of the sample, or of the sample that it was to replace, in the epoch over all ranks
     sample: int
     error: Exception
 
 
 class ReadAround(NamedTuple):
-    samples: tuple[int, ...]  # what it has
+    samples: tuple[int, ...]  # of the batch
     bad: tuple[BadSample, ...]
 
 
@@ -185,7 +185,7 @@ def is_of_a_sample(error: BaseException) -> bool:
 
 
 def _forget_frames(error: BaseException) -> None:
-    """They refer to the memory of slots."""
+    """Frames refer to the memory of slots."""
     chain: BaseException | None = error
     while chain is not None:
         chain.__traceback__ = None
@@ -193,7 +193,7 @@ def _forget_frames(error: BaseException) -> None:
 
 
 class AroundBadSamples:
-    """Reads around bad samples: leaves them out, or has others stand in. Any thread may call it."""
+    """Leaves bad samples out, or chooses substitutes. Any thread may call it."""
 
     def __init__(self, read: SampleReader, policy: Literal["skip", "substitute"], known: Iterable[int] = ()) -> None:
         self._read, self._policy = read, policy
@@ -201,7 +201,7 @@ class AroundBadSamples:
         self._deadly, self._trying = np.empty(0, np.int64), np.zeros(1, np.int64)
 
     def share(self, deadly: Indices, trying: Indices) -> None:
-        """Memory that processes share: the samples that ended some, and the one that is tried; from 1, 0 is none."""
+        """Use memory that processes share: the samples that ended some, and the tried one; from 1 on, 0 is none."""
         self._deadly, self._trying = deadly, trying
 
     def knows(self, samples: Indices) -> bool:
@@ -227,7 +227,7 @@ class AroundBadSamples:
             bad.append(BadSample(position, sample, error))
             if stand_in:
                 others = self._substitutes(plan, step, position, bad)
-                found, stand_in = found + others, bool(others)  # where none can stand in, the rest is left out
+                found, stand_in = found + others, bool(others)  # without a substitute, the other bad ones are left out
                 numbers += [-1 - position] * len(others)
         if found or (found := self._substitutes(plan, step, positions[0], bad, alone=True)):
             numbers = numbers or [-1 - positions[0]]
@@ -244,7 +244,7 @@ class AroundBadSamples:
     def _substitutes(
         self, plan: EpochPlan, step: int, position: int, bad: list[BadSample], *, alone: bool = False
     ) -> list[int]:
-        """One that stands in for a bad sample, perhaps ``alone`` in its batch; none if all that are tried fail."""
+        """A substitute for a bad sample, perhaps ``alone`` in its batch; none if all that are tried are bad."""
         for attempt in range(ATTEMPTS):
             sample = plan.substitute(position, attempt, alone=alone)
             if (error := self._tried(plan, step, sample, -1 - position)) is None:
@@ -270,13 +270,13 @@ class AroundBadSamples:
             return None
         finally:
             self._trying[0] = 0
-        # What a transform draws, and so its error, may differ in another epoch.
+        # The draws of a transform, and so its error, may differ in another epoch.
         if not isinstance(error, TransformError):
             self._bad[sample] = error
         return error
 
 
-# Reads after which a worker checks again whether anything must be fetched, if nothing was the last time.
+# Reads between two checks whether files must be fetched, while none had to be.
 LOOKS = 8
 
 
@@ -292,8 +292,8 @@ class Ahead:
         self._fetching = False
 
     def __call__(self, schedule: Schedule, keys: Sequence[BatchIndex], unread: BatchIndex, share: Share = ALL) -> None:
-        """As far as their samples are in a share."""
-        # Without a lock: chunks that two workers take at once are decoded once all the same.
+        """Prepare the batches after ``keys``, as far as ``share`` has their samples."""
+        # Without a lock: if two workers take the same chunks, the source decodes them once.
         begin, self._walked = min(self._walked or keys[0], unread), unread
         for chunk_group, samples in due(schedule, begin, unread, self._shares, share):
             self._source.decode(samples, chunk_group)
@@ -301,12 +301,12 @@ class Ahead:
 
     def _fetch(self, schedule: Schedule, keys: Sequence[BatchIndex], share: Share) -> None:
         if self._idle > 0:
-            self._idle -= 1  # without a lock: two workers may count as one, and then look one read later
+            self._idle -= 1  # without a lock: two workers may count as one
             return
         coming = [schedule.following(keys[-1])]
         while len(coming) < self._batches:
             coming.append(schedule.following(coming[-1]))
-        # While everything seems to be in memory, only the last ones are asked for.
+        # While everything seems to be in memory, only the last batches are asked for.
         asked = max(len(coming) - len(keys), 0)
         found = self._source.fetch(self._samples(schedule, coming[asked:], share))
         if found and not self._fetching and asked:
@@ -326,7 +326,7 @@ class Ahead:
 
 @dataclasses.dataclass(frozen=True)
 class ReaderSetup:
-    """What a pipeline reads, here or in reader processes."""
+    """The task of a pipeline, in this process or in reader processes."""
 
     read: SampleReader
     schedule: Schedule

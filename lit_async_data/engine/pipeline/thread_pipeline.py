@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class ThreadPipeline(Pipeline):
-    """Without workers, the consumer's thread reads when it asks."""
+    """Without workers, the consumer's thread reads each batch when it asks for it."""
 
     _not_forked = "its threads do not exist there; build it in the child"
 
@@ -33,7 +33,7 @@ class ThreadPipeline(Pipeline):
         super().__init__(setup, timeout_s=timeout_s)
         self._allocate = allocate
         self.workers = [ThreadWorker(number, self._work) for number in range(self.worker_count)]
-        self._retired: list[ThreadWorker] = []  # they end with the task that they are at
+        self._retired: list[ThreadWorker] = []  # workers that end after their task
         self._started = False
         self.arrived = Bell()  # wakes the consumer when a slot has been filled, and when the pipeline is closed
 
@@ -54,7 +54,7 @@ class ThreadPipeline(Pipeline):
             return
         with self._lock:
             self._closed = True
-            self._claimed.clear()  # in whatever states the slots are: nobody uses them any more
+            self._claimed.clear()
             self.ready = 0
         self.arrived.ring()
         workers = self.workers + self._retired
@@ -83,12 +83,6 @@ class ThreadPipeline(Pipeline):
                 except WorkerError:
                     self.workers.pop()
                     raise
-
-    def _task(self, slot: int, worker: int | None) -> ReadTask:
-        setup = self.setup
-        return ReadTask(
-            slot, self._claim(), self.schedule, self._generation, worker, setup.read.source.ids, setup.around
-        )
 
     def _add_slots(self, count: int) -> None:
         for _ in range(count):
@@ -140,8 +134,7 @@ class ThreadPipeline(Pipeline):
             with self._lock:
                 self._grow()
             # 1. Another thread drops a batch: its lease is dead, so the pool need not grow. 2. This thread asks for a
-            # slot. 3. The lease's callback makes the slot vacant. The last slot is never lent: see `must_copy`, and
-            # test_a_batch_that_another_thread_is_dropping_is_waited_for.
+            # slot. 3. The lease's callback makes the slot vacant. (The last slot is never lent: see `must_copy`.)
             slot = self.pool.take(timeout=FREED_S)
         with self._lock:
             task = self._task(slot, None)

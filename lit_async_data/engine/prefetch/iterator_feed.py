@@ -1,15 +1,14 @@
-"""`IteratorFeed`: the batches of somebody else's loader, for a device queue; `ReaderThread` reads one pass ahead.
+"""`IteratorFeed`: the batches of a foreign loader, for a device queue; `ReaderThread` reads one pass ahead.
 
-In a `BatchIndex` the epoch is the number of the pass, the step the number of the batch in it. A pass begins when its
-first batch is asked for: only then the feed calls ``iter(loader)``, on the consumer's thread, so that the Trainer has
-already named the epoch. The contract of the thread:
+In a `BatchIndex` the epoch is the number of the pass, the step the number of the batch in it. With the request for the
+first batch of a pass, the feed calls ``iter(loader)`` in the consumer's thread: then the Trainer has named the epoch.
+The contract of the thread:
 
 1. Batches come in the iterator's order; an error comes at its place, once, as it was raised; then the end.
-2. After an error the thread reads nothing before the consumer asks again, so that it does not call a broken iterator
-   for ever.
-3. The thread never calls the device. A batch for which that must be done is packed by the consumer's thread.
-4. `close` wakes the thread and waits for it a few seconds at most. A thread whose `next` does not return is left
-   behind, and ends when that returns.
+2. After an error the thread reads nothing before the next request, so that it does not call a broken iterator for ever.
+3. The thread never calls the device. The consumer's thread packs a batch that needs such a call.
+4. `close` waits for the thread a few seconds at most. A thread whose `next` does not return is left behind, and ends
+   when that returns.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ log = logging.getLogger(__name__)
 CLOSED = "another thread has closed or stopped this loader; build a new one, or, after stop(), write iter(loader)"
 
 
-# Makes a batch ready to be copied, in the consumer's thread or not (``here``); see `Packer`.
+# Makes a batch ready to be copied; see `Packer.__call__`.
 Prepare = Callable[..., HostBatch]
 
 
 class Pulled(NamedTuple):
-    """The result of one `next`, or the error that came instead; of ``note`` after it; and the seconds of `next`."""
+    """The result or error of a `next`, the result of ``note`` after it, and the seconds of `next`."""
 
     host: HostBatch
     note: Any
@@ -67,8 +66,7 @@ class ReaderThread:
         self._prepare = prepare
         self._note = note
         self.arrived = Bell()
-        # Guards everything below. The consumer's thread takes the lock itself, not through the condition: an interrupt
-        # there would leave it locked.
+        # Guards everything below. The consumer takes the lock itself: an interrupt in the condition would keep it locked.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self.depth = depth
@@ -108,7 +106,7 @@ class ReaderThread:
         return pulled
 
     def get(self) -> Pulled:
-        """Reads it in this thread if nothing is read ahead."""
+        """As `poll`, waiting; reads the batch in this thread if nothing is read ahead."""
         return awaited(self._come, warn_after_s=LONG_S, warn=functools.partial(self._warn, "no batch"))
 
     def _come(self, seconds: float) -> Pulled | None:
@@ -116,7 +114,7 @@ class ReaderThread:
             return found
         with self._lock:
             if self.pulled:
-                return None  # it has come meanwhile
+                return None  # a batch has come meanwhile
             if self._closed:
                 raise ClosedError(CLOSED)
             worker = self._reader()
@@ -127,7 +125,7 @@ class ReaderThread:
         return None
 
     def pause(self) -> None:
-        """Have the thread read no more until `depth` is set again; waits for its `next`."""
+        """Keep the thread from reading until `depth` is set again; waits for its `next`."""
         self.depth = 0
         self.wake()
         awaited(self._paused, warn_after_s=LONG_S, warn=functools.partial(self._warn, "cannot begin a pass"))
@@ -145,7 +143,7 @@ class ReaderThread:
         log.warning("%s for %.0f s: %s", what, seconds, self.worker)
 
     def close(self) -> bool:
-        """Whether the thread has ended within a few seconds. From any thread."""
+        """End the thread; returns whether it has ended within a few seconds. From any thread."""
         with self._lock:
             self._closed = True
             left = list(self.pulled)
@@ -158,14 +156,14 @@ class ReaderThread:
         if worker is not None and not all_ended([worker]):
             return False
         self.worker = None  # it refers to us
-        # An error that the user keeps refers to this object, too; the iterator, and its worker processes, must go now.
+        # Free the iterator and its worker processes, even if an error that the user keeps refers to this object.
         self.iterator = iter(())
         return True
 
     def _reader(self) -> ThreadWorker | None:
         if not self.reading and self.depth and not self._closed:
             if self.worker is not None:
-                all_ended([self.worker])  # it has read its last batch, and only has to return
+                all_ended([self.worker])  # it has read its last batch
             self.worker = ThreadWorker(0, self._work)
             self.worker.start()
             self.reading = True
@@ -176,7 +174,7 @@ class ReaderThread:
 
     @property
     def _may_read(self) -> bool:
-        """A batch that is yet to be packed comes first."""
+        """Whether there is room, and no batch waits to be packed."""
         waits = bool(self.pulled) and isinstance(self.pulled[-1].host, Unpacked)
         return len(self.pulled) < self.depth and not waits and self.has_room
 
@@ -203,8 +201,7 @@ class ReaderThread:
             return Pulled(self._prepare(batch, here=here), note, seconds)
         except BaseException as caught:
             if here and isinstance(caught, KeyboardInterrupt):
-                raise  # Ctrl-C in the consumer's own thread, which ends the pass
-            # Any error is raised in its batch's place.
+                raise  # Ctrl-C in the consumer's thread ends the pass
             return Pulled(HostBatch(error=caught), None, time.perf_counter() - began)
 
     def _deliver(self, pulled: Pulled) -> bool:
@@ -223,7 +220,7 @@ class ReaderThread:
 _ITSELF = (lambda self: self).__code__.co_code
 
 
-# Returns a loader's state at some moment, or raises what its ``state_dict`` raised instead.
+# Returns a loader's state at some moment, or raises the error of its ``state_dict``.
 State = Callable[[], Any]
 
 
@@ -244,15 +241,15 @@ class PassState(NamedTuple):
     fresh: bool = True  # whether the next batch begins a pass
     step: int = 0  # the next batch of the pass
     over: bool = False  # whether the pass has come to its end
-    lost: str = ""  # what has ended the pass, and is no error of a batch: an interrupt, or an exit of the loader
-    # The loader's state after the batch that was handed out last; None where the loader's own is right.
+    lost: str = ""  # why the pass has ended early: an interrupt, an exit of the loader, or a stop
+    # The loader's state after the batch that was handed out last; None if the loader still has it.
     state: State | None = None
-    before: State | None = None  # the state before that batch; None where it is not known
-    counted: int | None = None  # what the consumer counted as done when the pass began; None if it counts nothing
+    before: State | None = None  # the state before that batch; None if it is not known
+    counted: int | None = None  # the consumer's count of done batches when the pass began; None if it counts nothing
 
 
 class IteratorFeed(Feed):
-    """Batches of a loader, pass after pass, with its ``state_dict`` after each that is read ahead."""
+    """Batches of a loader, pass after pass, with its state after each batch that is read ahead."""
 
     def __init__(
         self,
@@ -265,16 +262,16 @@ class IteratorFeed(Feed):
         self._prepare = prepare
         self._depth = depth
         self._state = state
-        #: The loader's state before the first batch of the pass; None where none is taken.
+        #: The loader's state before the first batch of the pass; None if states are not taken.
         self.begun: State | None = None
         # Begins the next pass in the middle, in place of ``iter(loader)``; None for a whole pass.
         self.continued: Callable[[], Iterator[Any]] | None = None
         self._process = ProcessGuard()
         #: Reads the current pass; None between passes.
         self.reader: ReaderThread | None = None
-        #: The next batch that the reader yields; what comes before it, batch or error, has been handed out.
+        #: The next batch that the reader yields; batches and errors before it have been handed out.
         self.expected = BatchIndex(-1, 0)
-        #: The state of the loader after each batch that was read ahead; None where the loader's own is right.
+        #: The state of the loader after each batch that was read ahead; None if the loader still has it.
         self.states: dict[BatchIndex, State | None] = {}
         # The device memory of the last two batches.
         self._buffers: tuple[DeviceBuffers | None, DeviceBuffers | None] = (None, None)
@@ -318,7 +315,7 @@ class IteratorFeed(Feed):
             raise ClosedError(CLOSED)
 
     def buffers(self, key: BatchIndex) -> DeviceBuffers | None:  # noqa: ARG002
-        """As the last batch, unless that was unlike the one before. A wrong guess costs an allocation."""
+        """The buffers of the last batch, unless the one before had others. A wrong guess costs an allocation."""
         if self.reader is None:
             return None  # no batch comes after the end
         last, before = self._buffers
@@ -362,14 +359,14 @@ class IteratorFeed(Feed):
         reader = self.reader
         while reader is not None and not reader.close() and wait:
             log.warning("ending a pass: the loader's next() has not returned yet")
-        self.reader = None  # and with it the iterator, and whatever ends with that
+        self.reader = None
 
     def close(self, *, wait: bool = False) -> None:
         self._closed = True
         self.rest(wait=wait)
 
     def _state_now(self) -> State | None:
-        # Where nothing is read ahead, the loader's own state is right, and taking it may be slow.
+        # If nothing is read ahead, the loader itself has this state, and taking it may be slow.
         return state_of(self._state) if self._state is not None and self._depth else None
 
     def _begin(self, epoch: int) -> None:
@@ -390,7 +387,7 @@ class IteratorFeed(Feed):
             if used_up and not self._warned:
                 self._warned = True
                 log.warning(
-                    "%s is an iterator, which its first pass has used up; give prefetched() something that iter() "
+                    "%s is an iterator, which its first pass has used up; give prefetched() an object that iter() "
                     "begins anew, such as a DataLoader",
                     type(self._loader).__name__,
                 )
@@ -411,7 +408,7 @@ def uncopied(batch: Batch, *, here: bool) -> HostBatch:  # noqa: ARG001
 
 
 def begins_nothing(iterator: object) -> bool:
-    """Whether this is an iterator whose ``iter`` is itself, unchanged, as of generators, ``map`` and ``zip``."""
+    """Whether ``iter`` returns this very iterator, unchanged, as for generators, ``map`` and ``zip``."""
     begins = getattr(type(iterator), "__iter__", None)
     return isinstance(iterator, Iterator) and (
         begins is Iterator.__iter__

@@ -31,23 +31,23 @@ from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.contract.source import Source
 
-# Packages whose samplers draw from their generator, and from nothing else.
+# Packages whose samplers draw only from their generator.
 KNOWN = ("torch", "torchdata")
 
 
 class DealtOrder(NamedTuple):
     # The state of the sampler's generator before the pass, uint8; None if it draws nothing.
     generator: torch.Tensor | None
-    begun: int  # what the consumer counted as done when the pass began
+    begun: int  # the consumer's count of done batches when the pass began
 
 
 class SampledOrder:
-    """The order of a DataLoader over a map-style dataset; of any other loader it is `unknown`."""
+    """The order of a DataLoader over a map-style dataset; for any other loader, `unknown` says why it has none."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
-        self.generator: torch.Generator | None = None  # what the sampler draws from; None if it draws nothing
-        self.is_global = False  # whether each batch may draw from the generator that all code of the process shares
+        self.generator: torch.Generator | None = None  # of the sampler; None if it draws nothing
+        self.is_global = False  # whether each batch may draw from torch's global generator
         if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
             self.unknown = f"{type(loader).__name__} keeps no place in its data"
             return
@@ -77,10 +77,10 @@ class SampledOrder:
         return state
 
     def continued(self, state: torch.Tensor | None, skip: int) -> Callable[[], Iterator[Any]]:
-        """What begins a pass in the order of a state of `now`, without reading its first ``skip`` batches."""
+        """Returns a function that begins a pass in the order of a state of `now`, behind its first ``skip`` batches."""
         loader = copy.copy(self._loader)
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        # Past `__setattr__`, which forbids it: the copy has not begun.
+        # Past `__setattr__`, which forbids a change.
         vars(loader).update({"_iterator": None, name: _Behind(getattr(loader, name), skip, self.generator, state)})
         return functools.partial(iter, loader)
 
@@ -91,7 +91,7 @@ class _Behind:
 
     def __iter__(self) -> Iterator[Any]:
         dealt = iter(self._sampler)
-        # A sampler without a generator of its own draws from the global one only now; then the loop goes on with that.
+        # A sampler without a generator of its own draws from the global one, which is then restored for the loop.
         with torch.random.fork_rng(devices=[]):
             if self._generator is not None and self._state is not None:
                 self._generator.set_state(self._state)
@@ -108,10 +108,7 @@ SIGNS = ("rank", "process_index", "num_replicas", "world_size", "_rank", "_num_r
 
 
 def check_sharded(loader: Any) -> None:
-    """Refuse a DataLoader over a map-style dataset that would give every rank the same samples.
-
-    It trusts a sampler that has a rank under one of the usual names.
-    """
+    """Refuse a DataLoader over a map-style dataset whose sampler has no rank under one of the usual names."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
     ranks = torch.distributed.get_world_size()
@@ -130,26 +127,24 @@ def check_sharded(loader: Any) -> None:
 
 log = logging.getLogger(__name__)
 
-SIDE_PASSES = 1  # separates the keys of passes beside the engine from those of passes with it
+SIDE_PASSES = 1  # separates the keys of passes beside the engine from keys of passes with it
 
 
 class PrefetchedLoader(BaseLoader):
-    """What `prefetched` returns. One thread may iterate at a time.
-
-    It hands all other attributes on to the loader, also when they are set.
+    """The result of `prefetched`. One thread may iterate at a time. All other attributes are those of the loader.
 
     Each ``iter`` is a pass of its own, as with the loader; one at a time reads ahead, and another one meanwhile reads a
     copy of the loader in its loop. All iterators of a generator are one pass, as without this class.
 
     You can keep using it after Ctrl-C, for example in a notebook. An interrupt between two batches changes nothing. One
-    inside ``next`` ends the pass, since somebody else's loader cannot begin in the middle: ``next`` on that pass is a
+    inside ``next`` ends the pass, since a foreign loader cannot begin in the middle: ``next`` on that pass is a
     `ClosedError` from then on, and ``iter`` begins a whole new one. A generator cannot begin anew; it goes on behind
     the batches that had been read ahead, with a warning.
 
     Attributes:
-        loader: The loader that it reads.
+        loader: The loader that is read.
         counted: Returns how many batches the consumer counts as done, by any count; None if it counts none.
-        sharded_by_trainer: Whether a Trainer has dealt the samples to ranks; else each pass checks that somebody has.
+        sharded_by_trainer: Whether a Trainer has dealt the samples to ranks; else each pass checks the sampler.
     """
 
     loader: Iterable[Any]
@@ -169,14 +164,14 @@ class PrefetchedLoader(BaseLoader):
     ) -> None:
         self.loader = loader
         self._device_transform = device_transform
-        # Without a device: the accelerator of this process, which may not have been chosen yet. Each rank has its own.
+        # None stands for the accelerator of this process, which may not have been chosen yet.
         self._reset(device, device_depth)
 
     def _reset(self, device: torch.device | str | None, device_depth: int) -> None:
         super()._reset(device, device_depth)
         self._cursor, self._wiring = types.SimpleNamespace(state=PassState()), Wiring()
         self._side_passes, self._warned = 0, False
-        # The order that the current pass deals, and the one that the next pass deals from the middle on.
+        # The order of the current pass, and the order that the next pass continues in the middle.
         self._dealt: DealtOrder | None = None
         self._continued: DealtOrder | None = None
 
@@ -188,7 +183,7 @@ class PrefetchedLoader(BaseLoader):
 
     def _prefetch(self, *, copy: bool = True) -> None:
         at = self._cursor.state
-        # The next batch reports an interrupt. A pass that began before its turn would begin before its epoch is named.
+        # After an interrupt, the next request goes on. A pass must not begin before its epoch is named.
         if self._run.interrupted or not copy:
             return
         engine = self._running()
@@ -210,15 +205,15 @@ class PrefetchedLoader(BaseLoader):
         return not self._cursor.state.fresh
 
     def stop(self) -> None:
-        """End the thread and give memory back. The next batch begins a new pass; one that a thread is in is over."""
+        """End the thread and free memory. The next batch begins a new pass; a pass that has begun is over."""
         self._restart()
         self._stop()
 
     @property
     def dealt_order(self) -> DealtOrder | None:
-        """The order that the current pass deals; None before the first.
+        """The order of the current pass; None before the first.
 
-        Setting it has the next pass deal it again, behind the batches that the consumer counts as done since it began.
+        If it is set, the next pass continues it, behind the batches that the consumer counts as done since it began.
         """
         return self._dealt
 
@@ -242,13 +237,12 @@ class PrefetchedLoader(BaseLoader):
             setattr(self.loader, name, value)
 
     def __repr__(self) -> str:
-        # The loader's own repr may show all its batches, and the search for an accelerator starts its driver.
+        # The loader's repr may show all batches, and `device` may start the driver of an accelerator.
         closed = "closed " if self._run.closed else ""
         how = f"device={self._device or 'the accelerator'}, device_depth={self._depth}"
         return f"<{closed}{type(self).__name__} of {type(self.loader).__name__}, {how}>"
 
     def __getstate__(self) -> tuple[Any, ...]:
-        # The running part stays in the process that started it.
         return self.loader, self._device_transform, self._device, self._depth
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -266,13 +260,13 @@ class PrefetchedLoader(BaseLoader):
     def _claim(self, one: Pass) -> bool:
         if not isinstance(self.loader, Iterator):
             return super()._claim(one)
-        if one.left is None:  # all its iterators are one pass, and each begins with iter(loader), as without this class
+        if one.left is None:  # all iterators are one pass, and each begins with iter(loader), as without this class
             self._restart()
             one.left = 0
         return True
 
     def _goes_on(self, engine: Engine) -> bool:
-        """Whether the pass that was left goes on, since ``iter`` begins nothing anew."""
+        """Whether the last pass goes on, since ``iter`` begins nothing anew."""
         reader = _feed_of(engine).reader
         if begins_nothing(self.loader) or reader is None or isinstance(self.loader, DataLoader):
             return begins_nothing(self.loader)
@@ -290,7 +284,7 @@ class PrefetchedLoader(BaseLoader):
         super()._stop(wait=wait)
 
     def _tell_lost(self) -> None:
-        """Warn of batches that were read ahead of what may not begin anew, and that nobody will get."""
+        """Warn of batches that were read ahead of an iterator and are dropped."""
         engine, at = self._run.engine, self._cursor.state
         if not isinstance(self.loader, Iterator) or engine is None or self._run.interrupted or at.over or at.lost:
             return
@@ -327,7 +321,7 @@ class PrefetchedLoader(BaseLoader):
         cast = functools.partial(moved, self.device, None) if on_device else None
         seed = functools.partial(_batch_seed, lightning_seed(), SIDE_PASSES)
         transform = DeviceTransform(self._device_transform, self.device, number=seed, cast=cast)
-        # Unlike a generator, which an error ends, it goes on behind a batch that failed.
+        # A map, unlike a generator, goes on behind a batch that failed.
         return map(transform, loader, map(BatchIndex, itertools.repeat(number), itertools.count()))
 
     def _take(self) -> Taken:
@@ -344,7 +338,7 @@ class PrefetchedLoader(BaseLoader):
                 f"{at.lost} has ended this pass after {at.step} batches: the batches that were read ahead are lost; "
                 "begin a new pass with iter(loader)"
             )
-        # Where nothing was read ahead, the loader's state is that before this batch. `IteratorFeed.begun` is the first.
+        # If nothing was read ahead, the loader's state is the one before this batch. `IteratorFeed.begun` is the first.
         if self._stateful and at.counted is not None and at.state is None and at.step:
             self._cursor.state = at = at._replace(state=state_of(self.loader.state_dict))  # type: ignore[attr-defined]
         run.interrupted = True  # unless this comes to an end
@@ -383,7 +377,7 @@ class PrefetchedLoader(BaseLoader):
         engine, at = self._running(), self._cursor.state
         if at.started and not at.over and self._goes_on(engine):
             if not at.lost:
-                self._cursor.state = at._replace(fresh=False)  # a new pass would lose the batches that were read ahead
+                self._cursor.state = at._replace(fresh=False)  # a new pass would drop the batches that were read ahead
                 return engine
             log.warning(
                 "%s has ended the pass over a generator, which goes on behind the batches that were read ahead: up to "
@@ -435,9 +429,9 @@ class PrefetchedLoader(BaseLoader):
     def _set_depth(self, engine: Engine) -> None:
         feed, threaded = _feed_of(engine), self._threaded
         feed.depth = self._depth if threaded else 0
-        # Without a thread the next batch is read when it is asked for: memory for more than that one would lie idle.
+        # Without a thread, each batch is read on request: memory for more than one would lie idle.
         engine.queue.depth = self._depth if threaded else min(self._depth, 1)
-        # Blocks for the batches that are being copied, for those that are ready, and for one that is being packed.
+        # Blocks for the batches that are being copied, or are ready, and for one that is being packed.
         self._blocks.most = engine.queue.depth + feed.depth + 1
 
     def _new_engine(self) -> Engine:
@@ -461,8 +455,8 @@ class PrefetchedLoader(BaseLoader):
 class StatefulPrefetchedLoader(PrefetchedLoader):
     """A prefetched loader whose loader has a state.
 
-    Its state is that after the batch which was handed out last, however many have been read ahead; or the one before
-    that batch, if the consumer counts what is done and has not counted it, as a Trainer after an error in its step.
+    Its state is the one after the batch that was handed out last, however many have been read ahead; or the one before
+    that batch, if the consumer counts batches as done and has not counted it, as a Trainer after an error in its step.
     """
 
     _stateful = True
@@ -471,7 +465,7 @@ class StatefulPrefetchedLoader(PrefetchedLoader):
         """The loader's state after the last batch that was handed out and counted as done.
 
         Raises:
-            Exception: Whatever the loader's own ``state_dict`` raised.
+            Exception: Any error of the loader's own ``state_dict``.
         """
         at = self._cursor.state
         if at.before is not None and at.counted is not None and self.counted is not None and not at.over:
@@ -488,7 +482,7 @@ class StatefulPrefetchedLoader(PrefetchedLoader):
 
 
 def with_own_iterator(loader: Any) -> Any:
-    """A copy of a DataLoader, which keeps the iterator of persistent workers, as do batch samplers of Lightning."""
+    """A copy of a DataLoader: the original, and batch samplers of Lightning, keep one iterator each."""
     if not hasattr(loader, "_iterator"):
         return loader
     copied = copy.copy(loader)
@@ -555,7 +549,7 @@ def prefetched(
         raise ConfigError(
             f"prefetched(loader): {type(loader).__name__} prefetches by itself; set its device and device_depth"
         )
-    given: object = loader  # a source is no iterable, and is given all the same
+    given: object = loader  # by its type never a source
     if isinstance(given, Source):
         raise ConfigError(
             f"prefetched(loader): {loader!r} is a source, not a loader; write AsyncLoader(source, "

@@ -1,11 +1,9 @@
 """`Packer`: makes a batch of any form ready to be copied to a device.
 
 It packs pageable tensors into one pinned block: large ones, which are copied by themselves, and small ones side by
-side, which travel together. Tensors that are pinned already are copied from where they are. Other objects that can move
-themselves (a subclass of Tensor, a sparse tensor, one that requires a gradient, any object with ``to``) do so in their
-batch's turn. Everything else is handed on unchanged, also an object whose ``to`` takes a unit or a time zone.
-
-On the device a tensor has the strides that ``tensor.to(device)`` would give it.
+side, which travel together. Pinned tensors are copied from their own memory. Other objects with ``to`` (a subclass of
+Tensor, a sparse tensor, one that requires a gradient) move themselves in their batch's turn. All other objects are
+handed on unchanged. On the device a tensor has the strides that ``tensor.to(device)`` would give it.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class Unpacked(HostBatch):
-    """A batch that the consumer's thread has yet to pack, since that calls the device."""
+    """A batch that the consumer's thread must pack, since that calls the device."""
 
     batch: Batch = None
 
@@ -42,8 +40,7 @@ class Packer:
     ) -> None:
         self._staging = staging
         self._is_pinned = is_pinned
-        # Places in the batch at which tensors come pinned. If that is wrong for a later batch, its tensor is copied
-        # from pageable memory, which is slower and as right.
+        # The places of pinned tensors in the first batch. A later tensor there may be pageable: its copy is slower.
         self._pinned: frozenset[str] | None = None
 
     @property
@@ -51,9 +48,9 @@ class Packer:
         return self._staging.has_room
 
     def __call__(self, batch: Batch, *, here: bool) -> HostBatch:
-        """``here``: in the consumer's thread, which may call the device; in another it may be `Unpacked`."""
+        """Pack a batch. ``here``: in the consumer's thread, which may call the device; else it may stay `Unpacked`."""
         leaves, skeleton = flatten(batch, moves)
-        with torch.inference_mode(False):  # else blocks that are written in inference mode could not be reused
+        with torch.inference_mode(False):  # blocks that are written in inference mode could not be reused
             tensors = {place: dense(leaf) for place, leaf in leaves.items() if is_plain(leaf)}
             if self._pinned is None and tensors:
                 if not here:
@@ -103,7 +100,7 @@ class Packer:
 
 
 class PackedLayout(NamedTuple):
-    """Where tensors lie in a block, in bytes, each aligned: large ones first, then small ones."""
+    """The places of tensors in a block, in bytes, aligned: large ones first, then small ones."""
 
     offsets: dict[str, int]
     small_start: int
@@ -176,7 +173,7 @@ def raw_bytes(tensor: torch.Tensor) -> Bytes:
 
 
 class PinnedBufferPool:
-    """Blocks of pinned memory, ``most`` at most, which can be set at any time. Safe to use from several threads."""
+    """At most ``most`` blocks of pinned memory, which can be set at any time. Thread-safe."""
 
     def __init__(self, allocate: Callable[[int], Bytes], most: int) -> None:
         self._allocate = allocate
@@ -209,7 +206,7 @@ class PinnedBufferPool:
             self._free.clear()
             size = max(pinned_bytes(nbytes), ALIGNMENT)
             log.info("%d pinned blocks of %s for batches to be packed into", self.most - self._count, readable(size))
-            while self._count < self.most or not self._free:  # fewer may be allowed than are out
+            while self._count < self.most or not self._free:  # fewer may be allowed than are in use
                 self._free.append(self._allocate(size))
                 self._count += 1
             return self._free.pop()

@@ -1,9 +1,8 @@
 """The program of a reader process.
 
 ``python -m lit_async_data.engine.processes PARENT NUMBER CONTROL LIFELINE REPORTS TASKS SETUP SLOTS``: a process id,
-the number of the process among those of its loader, and the descriptors of two sockets, two pipes and two files. A
-message on the control brings the descriptor of another setup; or of a socket to which the stacks of all threads are to
-be written. The process ends with the control, with its parent and, on Linux, when the lifeline's other end is closed.
+the number of the process in its loader, and the descriptors of two sockets, two pipes and two files. The process ends
+with the control socket, with its parent and, on Linux, when the other end of the lifeline is closed.
 """
 
 from __future__ import annotations

@@ -30,11 +30,11 @@ from lit_async_data.errors import WorkerError
 from lit_async_data.sources.contract.stage_clock import Work
 from lit_async_data.sources.local_files import advice_on
 
-# Libraries that would start threads of their own for each batch.
+# Variables that keep libraries from starting threads for each batch.
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OPENCV_FOR_THREADS_NUM")
-# Seconds in which a process is to say the stacks of its threads.
+# Seconds that a process has to send the stacks of its threads.
 STACKS_S = 1.0
-# Bytes that are read at a time.
+# Bytes of reports that are read at a time.
 READ_BYTES = 2**16
 
 log = logging.getLogger(__name__)
@@ -43,13 +43,13 @@ E = TypeVar("E", socket.socket, io.FileIO)
 
 
 class Channel:
-    """Starts a reader process, which reads what the file of a `ReaderSetup` says, and ends it. One thread at a time."""
+    """Starts a reader process, which reads by the `ReaderSetup` in a file, and ends it. One thread at a time."""
 
     def __init__(self, number: int, setup: int, slots: SharedSlots) -> None:
         # Allocated once: a new buffer for each batch took up to 0.7 ms.
         self._buffer = bytearray(READ_BYTES)
         self._data = b""
-        # The error with which the process has ended: another one would raise it, too.
+        # The error with which the process has ended, and another one would end.
         self.failure: BaseException | None = None
         self.ready = False  # whether the process takes tasks
         try:
@@ -81,7 +81,7 @@ class Channel:
             socket.send_fds(self.control, [RENEWED], [setup])
 
     def receive(self) -> list[tuple[Report, bytes]]:
-        """What has arrived, with payloads; a `WorkerError` if the process has ended. Log records are logged here."""
+        """The reports that have arrived, with payloads; logs log records. A WorkerError if the process has ended."""
         count = self.reports.readinto(self._buffer)
         if count is None:  # nothing has arrived
             return []
@@ -123,7 +123,7 @@ class Channel:
 
 
 def close(channels: Sequence[Channel]) -> None:
-    """Takes two seconds at most, however many there are. Idempotent."""
+    """End processes, within two seconds. Idempotent."""
     for channel in channels:
         with contextlib.suppress(OSError):  # it has ended; or this is the second call
             channel.control.shutdown(socket.SHUT_RDWR)  # a fork of this process may keep it open
@@ -163,7 +163,7 @@ def wait_for_reports(pipes: Iterable[int], timeout: float) -> None:
 def _log(payload: bytes) -> None:
     try:
         record = pickle.loads(payload)  # noqa: S301  # from the reader process
-    except Exception as error:  # noqa: BLE001  # objects in it may need arguments that they do not keep
+    except Exception as error:  # noqa: BLE001  # its objects may need arguments that they do not keep
         log.warning("a log record of another process could not be read: %s: %s", type(error).__name__, error)
     else:
         logging.getLogger(record.name).handle(record)

@@ -1,7 +1,6 @@
 """Messages between the training process and a reader process: tasks, reports, errors.
 
-Both are records of fixed size; an atomic write carries each. A report may be followed by a payload: pickled errors or a
-log record.
+Tasks and reports have fixed sizes, and are written atomically. Pickled errors or a log record may follow a report.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from lit_async_data.errors import AsyncDataError, ReadError
 from lit_async_data.order.plan import BatchIndex, Limits, Share
 from lit_async_data.sources.contract.stage_clock import NO_WORK, Work
 
-# The result of a batch that could not be read as planned.
+# The result of a batch that was not read as planned.
 Unplanned = Exception | ReadAround
 
 
 def packed_results(batches: Sequence[BatchResult]) -> bytes:
-    """The errors of a task's batches, and the samples of those read around bad ones; empty if there are none."""
+    """The errors of a task's batches, and their samples if bad ones were read around; empty if all went as planned."""
     errors = [(number, batch.error) for number, batch in enumerate(batches) if batch.error is not None]
     around = [
         (number, batch.around.samples, [(*bad[:2], _portable(bad.error)[0]) for bad in batch.around.bad])
@@ -49,7 +48,7 @@ def packed_errors(errors: Sequence[tuple[int, BaseException]]) -> bytes:
 
 
 def unpacked_errors(payload: bytes, process: int) -> dict[int, Exception]:
-    """The exceptions by number; their tracebacks are notes."""
+    """The exceptions by number, with tracebacks as notes."""
     found = {}
     for number, error, cause, text in pickle.loads(payload):  # noqa: S301  # from the reader process
         error.__cause__ = cause
@@ -71,14 +70,14 @@ def _portable(error: BaseException) -> tuple[BaseException, BaseException | None
 
 
 def _travels(error: BaseException) -> bool:
-    """One may need arguments that it does not keep."""
+    """Whether pickle restores an error: it may need arguments that it does not keep."""
     try:
         return type(pickle.loads(pickle.dumps(error))) is type(error)  # noqa: S301  # made here
     except Exception:  # noqa: BLE001  # whatever its own code raises
         return False
 
 
-# Messages on the control of a process: another setup comes; the stacks of all threads are to be written to a socket.
+# Messages on the control socket: use another setup; write the stacks of all threads to a socket.
 RENEWED, ASKED = b"+", b"?"
 NO_LIMIT = -1
 
@@ -87,14 +86,14 @@ class Task(NamedTuple):
     """Batches, or one process's share of them, that a reader process reads into a slot."""
 
     slot: int
-    generation: int  # counts how often all that was read ahead was dropped; older tasks are not carried out
+    generation: int  # see `Pipeline`; processes skip tasks of an older generation
     key: BatchIndex  # the first batch
     batches: int
     row: int  # the first row in the slot
     share: Share
-    limits: Limits  # what the consumer will take of each epoch
-    around: bool = False  # whether one process reads all of it, sample by sample, around the bad ones
-    deaths: int = 0  # processes that have ended while they carried this out; known to the training process alone
+    limits: Limits  # the part of each epoch that the consumer will take
+    around: bool = False  # whether one process reads the whole slot, sample by sample, around bad ones
+    deaths: int = 0  # processes that the task has ended; known to the training process alone
 
     def packed(self) -> bytes:
         numbers = self.slot, self.generation, *self.key, self.batches, self.row, *self.share
@@ -112,9 +111,9 @@ class Task(NamedTuple):
 
 class ReportKind(enum.IntEnum):
     READY = 1  # the process takes tasks from now on
-    DONE = 2  # it has carried out a task; the payload holds errors, if any
+    DONE = 2  # a task is done; the payload has its errors, if any
     LOG = 3  # the payload is a log record
-    FAILED = 4  # it cannot go on; the payload is the error
+    FAILED = 4  # the process cannot go on; the payload is the error
 
 
 class Report(NamedTuple):
@@ -134,7 +133,7 @@ TASK_BYTES, REPORT_BYTES = _TASK.size, REPORT.size
 
 
 class Reports:
-    """Waits while the pipe is full. Once its reader has closed it, reports are lost. Thread-safe."""
+    """Sends reports, waiting while the pipe is full; drops them if its other end is closed. Thread-safe."""
 
     def __init__(self, fd: int) -> None:
         self._pipe = open(fd, "wb", buffering=0)  # noqa: SIM115

@@ -1,10 +1,8 @@
 """`ProcessPipeline`: slots in shared memory that reader processes fill; `pipeline_of`: threads or processes.
 
-The trainer's process owns the slots and the order, and tells a reader process what to read into each vacant slot. Where
-samples share compressed chunks and no hook takes whole batches, each process reads its share of every slot, so that one
-process decodes a chunk; else whole slots fall to the process that has the fewest tasks. Each task is answered by one
-report. Processes need a third of a second to start; meanwhile a thread of this process reads the first slot, unless
-that runs Python code of the user, takes a lock, or decodes a chunk that a process decodes again.
+The training process owns the slots and the order. It gives each vacant slot to the process with the fewest tasks. If
+samples share compressed chunks and no hook takes whole batches, it gives each process a share of the slot, so that only
+one process decodes a chunk. A process reports each task. See docs/design/engine.md.
 """
 
 from __future__ import annotations
@@ -51,8 +49,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Tasks in the pipe to a process: the smallest pipe that Linux makes, one page, holds them if it was empty. It has room
-# again when all of it was read: until then, this process may wait for that one.
+# The most tasks in the pipe to a process: one page, the smallest pipe of Linux, holds them. A write to a full pipe
+# would wait until the process has read all of it.
 MOST_TASKS = 32
 
 
@@ -60,12 +58,12 @@ MOST_TASKS = 32
 class _Reader:
     number: int
     channel: Channel
-    # What it has been told and has not reported, in this order, by slot and first step: its threads are at the first.
+    # Tasks without a report, in order, by slot and first step. The threads of the process work on the first ones.
     tasks: dict[tuple[int, int], Task] = dataclasses.field(default_factory=dict)
-    # The last of them, which are yet to be written to its pipe.
+    # The last of these tasks, which do not fit into the pipe yet.
     waiting: collections.deque[Task] = dataclasses.field(default_factory=collections.deque)
     since: float = 0.0  # the `time.monotonic` of the last report, or of the first task
-    ended: int = 0  # processes of this number that have ended since the last report, and read nothing
+    ended: int = 0  # processes of this number that have ended since the last report, before a task
 
 
 @dataclasses.dataclass
@@ -73,23 +71,23 @@ class _Filling:
     keys: Sequence[BatchIndex]
     edges: Sequence[int]  # the first row of each batch, and the end of the last
     generation: int
-    left: int  # tasks that have not been reported
+    left: int  # tasks without a report
     unplanned: dict[int, Unplanned] = dataclasses.field(default_factory=dict)  # by number of the batch in the slot
     work: Work = NO_WORK
-    seconds: float = 0.0  # of its longest task
-    deaths: int = 0  # processes that have ended while they read a share of it
+    seconds: float = 0.0  # of the longest task
+    deaths: int = 0  # processes that have ended while they read a share
 
 
 class ProcessPipeline(Pipeline):
     """Batches that reader processes read ahead, in order. One consumer at a time.
 
-    A process that ends is named in the log, with its batches; another one takes its place and reads each of them again.
-    A batch that ends more processes than ``restarts`` is an error in its place. Where bad samples are read around, it
-    is read again sample by sample, and a sample that ends more processes than that is bad.
+    The log names a process that ends, and its batches; another one takes its place and reads each of them again. A
+    batch that ends more processes than ``restarts`` is an error in its place. With `AroundBadSamples`, it is read again
+    sample by sample, and a sample that ends more processes is bad.
 
     Args:
-        pin: Called with the memory of each slot, so that a GPU can copy from it by itself; undone when it is freed.
-        restarts: How often a batch that ended a process is read again, and a process that reads nothing is replaced.
+        pin: Pins the memory of a slot until it is freed.
+        restarts: Times that a batch which ended a process is read again, or a process without a task is replaced.
     """
 
     _not_forked = "its reader process does not serve it; build it in the child"
@@ -108,12 +106,12 @@ class ProcessPipeline(Pipeline):
         # The lock guards everything below.
         self._started = False
         self._readers: list[_Reader] = []
-        # How many processes there shall be, and among how many slots are dealt.
+        # The number of processes to have, and the number of processes that get slots.
         self._wanted = self._dealing = self._workers.threads if self._workers.apart else 1
         self._threads = 1 if self._workers.apart else self._workers.threads  # of each process
-        self._vacant: list[int] = []  # slots that were taken from the pool, and wait for a process
+        self._vacant: list[int] = []  # slots taken from the pool, for which no process has room
         self._filling: dict[int, _Filling] = {}
-        self._was_starved = 0  # how often the loop had waited when the last report came
+        self._was_starved = 0  # `_starved` when the last report came
         self._first = ThreadWorker(0, self._read_here)
         self._first_task: ReadTask | None = None
         with contextlib.ExitStack() as opened:
@@ -130,7 +128,7 @@ class ProcessPipeline(Pipeline):
         before.close()
         for reader in self._readers:
             reader.channel.renew(self._stored.fileno())
-        self._memory.now[SETUP] = setup.number  # no thread takes a task before it reads by this setup
+        self._memory.now[SETUP] = setup.number  # threads wait for this setup before they take a task
         super()._take_setup(setup)
 
     def prefetch(self, key: BatchIndex) -> None:
@@ -199,7 +197,10 @@ class ProcessPipeline(Pipeline):
 
     @property
     def _reads_first(self) -> bool:
-        """See the docstring of the module."""
+        """Whether a thread of this process reads the first slot, while processes start.
+
+        Not if that runs Python code of the user, takes a lock, or decodes a chunk that a process would decode again.
+        """
         chunks, first = self._source.chunks, self._cursor
         if self._workers.apart or chunks.reading == "locked" or first is None:
             return False
@@ -211,11 +212,10 @@ class ProcessPipeline(Pipeline):
         except WorkerError:  # the system refuses another thread
             return
         slot, *self._vacant = self.pool.take_all()
-        ids, around = self._source.ids, self.setup.around
-        self._first_task = ReadTask(slot, self._claim(), self.schedule, self._generation, 0, ids, around)
+        self._first_task = self._task(slot, 0)
 
     def _read_here(self, worker: ThreadWorker) -> bool:
-        with self._lock:  # which `prefetch` holds until there is a task
+        with self._lock:  # `prefetch` holds it until there is a task
             task, self._first_task = self._first_task, None
         if task is not None:
             worker.begin(task)
@@ -234,7 +234,7 @@ class ProcessPipeline(Pipeline):
                 self._set_threads()
                 return
             self._wanted = count
-            self._add_readers()  # which get no tasks before they have started
+            self._add_readers()  # they get no tasks before they have started
 
     def _close_unused(self) -> None:
         unused = []
@@ -243,12 +243,12 @@ class ProcessPipeline(Pipeline):
         close(unused)
 
     def _set_threads(self) -> None:
-        """One thread in a process that reads a task which has ended one, so that it is known which task ends it."""
+        """Have one thread in each process while a task is read again, to know which task ends a process."""
         suspects = any(task.deaths for reader in self._readers for task in reader.tasks.values())
         self._memory.now[THREADS] = 1 if suspects else self._threads
 
     def _begun(self, reader: _Reader) -> list[Task]:
-        """Its threads take tasks in order."""
+        """The tasks that threads of a process may have begun: they take tasks in order."""
         tasks = list(reader.tasks.values())
         alone = tasks and tasks[0].deaths
         most = 1 if alone else min(self._workers.most_threads, MOST_TASKS)
@@ -258,7 +258,7 @@ class ProcessPipeline(Pipeline):
         return self._dealing == self._wanted  # a process may take many seconds to import the modules of its source
 
     def _replace(self, reader: _Reader, error: WorkerError) -> None:
-        """Have another process read what one that has ended had been told, unless that would end, too."""
+        """Give the tasks of a process that has ended to a new one, unless that would end, too."""
         begun = self._begun(reader)
         named = self._named(error, reader, begun)
         reader.ended = 0 if begun else reader.ended + 1
@@ -292,7 +292,7 @@ class ProcessPipeline(Pipeline):
         self._set_threads()
 
     def _condemned(self, reader: _Reader, task: Task) -> bool:
-        """Whether a sample that ended a process by itself is bad from now on, so that the others can be read."""
+        """Whether a sample that was read by itself ended the process, and is bad from now on."""
         return task.around and task.deaths >= self._restarts > 0 and self._memory.condemn(reader.number)
 
     def _read_again(self, reader: _Reader, task: Task, error: WorkerError) -> None:
@@ -321,7 +321,7 @@ class ProcessPipeline(Pipeline):
     def _add_slots(self, count: int) -> None:
         for slot in self._memory.add(count):
             if self._pin is not None:
-                self._pin(slot)  # the array that is kept while a copy is under way: views of it do not keep it
+                self._pin(slot)  # this array, which `HostBatch.memory` keeps: views refer to another
             self.pool.add(slot)
 
     def _give_tasks(self) -> None:
@@ -363,7 +363,7 @@ class ProcessPipeline(Pipeline):
             reader.channel.tasks.write(task.packed())
 
     def _next_coalesced(self, batches: int, seconds: float) -> int:
-        # A share of as many batches as there are processes takes as long as one whole batch.
+        # Shares of as many batches as processes take as long as one whole batch.
         least = min(self._dealing, self.layout.batches) if self._workers.shared else 1
         return max(super()._next_coalesced(batches, seconds), least)
 
@@ -393,12 +393,12 @@ class ProcessPipeline(Pipeline):
         self._file(filled, filling.generation, filling.work, filling.seconds)
 
     def _is_read_around(self, task: Task) -> bool:
-        """Whether a slot is read again by one process, around bad samples, if this share of it fails."""
+        """Whether one process reads the slot again, around bad samples, if this share of it fails."""
         is_share = self._workers.shared and task.share.readers > 1 and not task.around
         return is_share and self.setup.around is not None and task.generation == self._generation
 
     def _read_around(self, task: Task) -> None:
-        # There may be fewer processes by now: those that have no task left are closed.
+        # There may be fewer processes by now: processes without tasks are closed.
         readers = self._readers[: task.share.readers]
         filling, reader = self._filling[task.slot], readers[task.slot % len(readers)]
         filling.left = 1
@@ -450,7 +450,7 @@ class ProcessPipeline(Pipeline):
 
 
 def pipeline_of(setup: ReaderSetup, *, pin: torch.device | None, options: LoaderOptions) -> Pipeline:
-    """Nothing starts before the first request. The device ``pin`` copies from the slots."""
+    """A pipeline of threads or processes, for whose slots ``pin`` is the device that copies from them."""
     pipeline: Pipeline
     if setup.plan.workers.kind == "process":
         # torch pins memory that it did not allocate for CUDA only.

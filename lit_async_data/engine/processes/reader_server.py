@@ -49,15 +49,15 @@ class LogToParent(logging.Handler):
 
 
 class ReaderServer:
-    """Carries out tasks, and reports each. Its process has a number among those of the loader."""
+    """Carries out tasks, and reports each. ``process`` is the number of the process in its loader."""
 
     def __init__(self, setup: ReaderSetup, slots: SharedSlots, tasks: int, reports: Reports, *, process: int) -> None:
         self._slots, self._tasks, self._reports, self._process = slots, tasks, reports, process
-        self._first = process * setup.plan.workers.most_threads  # the number of its first thread among those of all
+        self._first = process * setup.plan.workers.most_threads  # the number of the first thread in the loader
         # Guards everything below; notified when another setup has come.
         self._lock = threading.Condition()
         self._threads: list[ThreadWorker] = []
-        self._readers = 0  # the processes that share the memory for what is read ahead
+        self._readers = 0  # the processes that share the memory for decoded chunks
         self._release: Callable[[], None] = lambda: None
         self._cursor: BatchIndex | None = None  # the batch after the last task that was taken
         self._reading: dict[int, BatchIndex] = {}  # the first batch of each thread that reads
@@ -67,7 +67,7 @@ class ReaderServer:
             self._start_threads()
 
     def renew(self, setup: ReaderSetup) -> None:
-        """The results of tasks that were given before will be dropped."""
+        """Read by another setup; the training process drops the results of earlier tasks."""
         if setup.around is not None:
             setup.around.share(self._slots.deadly, self._slots.tried(self._process))
         with self._lock:
@@ -89,8 +89,7 @@ class ReaderServer:
     def _work(self, thread: ThreadWorker) -> bool:
         """Carry out one task; False if the thread is one too many, or there will be no more."""
         began = time.perf_counter()
-        # The system wakes one thread for a task; others could run only in place of the training loop, if it is busy. It
-        # gives each whole records.
+        # The system wakes one thread for a task, and gives it a whole record.
         data = os.read(self._tasks, TASK_BYTES)
         if not data:
             return False
@@ -135,7 +134,7 @@ class ReaderServer:
         if not task.around:
             self._cursor = schedule.following(keys[-1])
         ids, around = self._setup.read.source.ids, self._setup.around
-        around = None if self._is_share(task) else around  # a process that reads all of it reads around bad samples
+        around = None if self._is_share(task) else around  # only a process with the whole slot reads around bad samples
         return ReadTask(task.slot, keys, schedule, task.generation, thread, ids, around, task.row, task.around)
 
     def _is_share(self, task: Task) -> bool:
@@ -151,11 +150,11 @@ class ReaderServer:
                 return
             keyed = keyed[rows]
         if reading.around is None and setup.around is not None and setup.around.knows(keyed.samples):
-            raise SourceError("known to be bad")  # the slot is read again, around it
+            raise SourceError("known to be bad")  # then one process reads the slot again, around the sample
         setup.read(keyed, out, rows)
 
     def _decode_and_fetch(self, task: Task, reading: ReadTask) -> None:
-        """For the next reads of this process; nothing where other processes may get these slots."""
+        """Prepare the next batches; do nothing if other processes may get their slots."""
         ahead = self._setup.ahead
         if ahead is None or (task.share.readers > 1 and not self._setup.plan.workers.shared):
             return

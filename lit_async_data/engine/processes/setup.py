@@ -1,4 +1,4 @@
-"""A `ReaderSetup` on its way to a reader process, with settings that libraries keep for a whole process."""
+"""Sends a `ReaderSetup` to a reader process, with settings that libraries keep for a whole process."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ SETTINGS: Mapping[tuple[str, str], Any] = {
 
 
 def check(setup: ReaderSetup, *, on_demand: bool) -> None:
-    """Raise an error if it cannot go to a reader process, or is large and the user has not asked for one."""
+    """Raise a ConfigError if a setup cannot be pickled, or is large and the user has not asked for a process."""
     nbytes = sum(map(len, _pickled(setup)))
     if not on_demand and nbytes > MOST_COPIED_BYTES:
         raise ConfigError(f"a copy of it takes {readable(nbytes)}")
 
 
 def _pickled(setup: ReaderSetup) -> list[memoryview]:
-    """A pickle, and its arrays, which are not copied."""
+    """The pickle of a setup, and its arrays, which are not copied."""
     from lit_async_data.sources.contract.pickling import dumps  # cloudpickle, which no reader process needs
 
     buffers: list[pickle.PickleBuffer] = []
     python = setup.read.transformation is not None or setup.read.source.chunks.reading == "python"
     inherited = Inherited(filters=python)
     try:
-        # In this order, so that settings are set before anything of the user is unpickled.
+        # Settings first: they must be set before objects of the user are unpickled.
         data = dumps((inherited, setup), buffers.append)
         return [memoryview(data), *(buffer.raw() for buffer in buffers)]
     except Exception as error:
@@ -78,7 +78,7 @@ def stored(setup: ReaderSetup) -> io.FileIO:
 
 
 def loaded(fd: int) -> ReaderSetup:
-    """Close the file, and set what this process inherits. Arrays are copied only where they are written to."""
+    """The setup in a file, which is closed; also applies the settings. Arrays are copied on write."""
     content = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
     os.close(fd)
     (count,) = struct.unpack_from("<q", content)
@@ -95,7 +95,7 @@ def loaded(fd: int) -> ReaderSetup:
 
 
 def environment() -> dict[str, str]:
-    """That of this process, with the folders where its h5py looks for plugins."""
+    """The environment of this process, with the folders where its h5py looks for plugins."""
     found = dict(os.environ)
     if "h5py" in sys.modules:
         h5pl: Any = importlib.import_module("h5py.h5pl")
@@ -104,7 +104,7 @@ def environment() -> dict[str, str]:
 
 
 class Inherited:
-    """The settings of this process, which are set where it is unpickled; for code of the user also filters of HDF5."""
+    """The settings of this process, which unpickling applies; for code of the user also filters of HDF5."""
 
     def __init__(self, *, filters: bool) -> None:
         self._filters = filters

@@ -1,8 +1,7 @@
-"""`SharedFile`: a file in memory that two processes map, and that nothing is left of however they end; `SharedSlots`.
+"""`SharedFile`: a nameless file in memory that two processes map; `SharedSlots`: the slots in it.
 
-With memfd it has no name, and takes nothing of ``/dev/shm``, which containers limit to 64 MB. Where the system has no
-memfd (gVisor, macOS), it is a temporary file without a name: in ``/dev/shm`` if there is one. Its bytes are reserved
-before they are used, since touching a map without memory behind it ends the process (SIGBUS).
+A memfd or, without memfd (gVisor, macOS), a temporary file, in ``/dev/shm`` if there is one. Bytes of the latter are
+written before they are used: touching a map without memory behind it ends the process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ TRIED, DEADLY = 3, 4096
 
 
 class SharedFile:
-    """In memory; its descriptor is closed with the object."""
+    """A file in memory, closed with the object."""
 
     def __init__(self, name: str) -> None:
         self.folder: str | None = None  # the folder whose space it takes; None if it takes only memory
@@ -44,14 +43,14 @@ class SharedFile:
             if isinstance(error, OSError) and error.errno not in (errno.ENOSYS, errno.EPERM, errno.EACCES):
                 what = "the system refuses a file in memory, which processes share"
                 raise MemoryBudgetError(f"{what}: {advice_on(error) or error.strerror}", "memory_budget") from error
-            import tempfile  # with much that no reader process needs
+            import tempfile  # imports modules that no reader process needs
 
             self.folder = FOLDER if os.access(FOLDER, os.W_OK | os.X_OK) else tempfile.gettempdir()
             # Linux creates it without a name (O_TMPFILE); elsewhere it has one for a moment.
             self.file = tempfile.TemporaryFile(buffering=0, dir=self.folder)  # noqa: SIM115
 
     def reach(self, size: int) -> None:
-        """New bytes are 0; an `OSError` if the system refuses them."""
+        """Make the file this long, with zeros; an `OSError` if the system refuses."""
         if self.folder is None:
             os.ftruncate(self.file.fileno(), size)
             return
@@ -111,7 +110,7 @@ class SharedSlots:
         return self._file.fileno()
 
     def add(self, count: int) -> list[Bytes]:
-        """For the creator of the file. Their memory is not touched yet."""
+        """Add slots, whose memory is not touched yet; only for the creator of the file."""
         known = len(self._slots)
         if not count:
             return []
@@ -122,11 +121,11 @@ class SharedSlots:
         return self._slots[known:]
 
     def tried(self, process: int) -> Indices:
-        """The sample that a process tries by itself: one number that both sides see."""
+        """The sample that a process tries by itself, as an array of one number."""
         return self._tried[process % len(self._tried) :][:1]
 
     def condemn(self, process: int) -> bool:
-        """Have no process read again what one has ended with; False if it tried none, or there are too many."""
+        """Note the sample with which a process ended as deadly; False if it tried none, or there are too many."""
         sample, count = self.tried(process)[0], np.count_nonzero(self.deadly)
         if not sample or count == len(self.deadly):
             return False
@@ -151,13 +150,13 @@ class SharedSlots:
         return self._slots[number]
 
     def _map(self) -> None:
-        """All that the file has and that are not mapped, at once: each map holds a descriptor."""
+        """Map all slots of the file that are not mapped yet, at once: each map holds a descriptor."""
         begin = HEAD_BYTES + len(self._slots) * self._stride
         memory = np.frombuffer(mmap.mmap(self.fd, os.fstat(self.fd).st_size - begin, offset=begin), np.uint8)
         self._slots += [memory[first : first + self._slot_bytes] for first in range(0, len(memory), self._stride)]
 
     def close(self) -> None:
-        """Memory lives on with the arrays that see it."""
+        """Close the file; memory lives on with its arrays."""
         self._slots.clear()
         self.now, self._tried, self.deadly = self.now.copy(), self._tried.copy(), self.deadly.copy()
         self._file.close()

@@ -1,7 +1,4 @@
-"""Memory that a loader may take, of the machine and of its control group; pinned memory.
-
-The only module that knows about pinning.
-"""
+"""Memory that a loader may take, of the machine and of its control group; pinned memory."""
 
 from __future__ import annotations
 
@@ -49,11 +46,8 @@ def core_limit() -> float | None:
 
 
 def _folders(controller: str) -> Iterator[str]:
-    """The control groups of this process, and the groups that contain them.
-
-    A container takes its own group for the outermost. In a job of SLURM the group with the limit is farther inside.
-    """
-    old = f"{ROOT}/{controller}"  # as each controller had a tree of its own
+    """The control groups of this process, and the groups that contain them. SLURM sets limits on inner groups."""
+    old = f"{ROOT}/{controller}"  # version 1: each controller has a tree of its own
     yield from (ROOT, old)
     for line in _text("/proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
@@ -73,15 +67,12 @@ def _text(name: str) -> str:
 
 log = logging.getLogger(__name__)
 
-# The part of the machine's memory that one loader may hold by default.
+# The share of the machine's memory that one loader may take by default.
 DEFAULT_SHARE = 0.25
 
 
 def allocated(nbytes: int, *, pinned: bool) -> Bytes:
-    """Memory for one slot: uint8, page-aligned, not touched yet, freed with the last array made from it.
-
-    ``pinned``: locked in place, so that a GPU can copy from it by itself; if that fails, a warning is logged.
-    """
+    """Memory for one slot: uint8, page-aligned, not touched yet; a warning is logged if it cannot be pinned."""
     if pinned:
         import torch
 
@@ -102,12 +93,12 @@ def allocated(nbytes: int, *, pinned: bool) -> Bytes:
 
 
 def pinned_bytes(nbytes: int) -> int:
-    """Bytes that torch pins for this many: the next power of two."""
+    """Bytes that torch pins for a request: the next power of two."""
     return 1 << (nbytes - 1).bit_length()
 
 
 def register(memory: Bytes, device: torch.device) -> None:
-    """Lock memory in place for a CUDA device until the array is freed; if that fails, a warning is logged."""
+    """Pin memory for a CUDA device until the array is freed; a warning is logged if that fails."""
     address = memory.ctypes.data
     if code := _called(device, "cudaHostRegister", address, memory.nbytes, 0):
         _say_pageable(memory.nbytes, f"CUDA error {code}")
@@ -121,14 +112,13 @@ def _unregister(device: torch.device, address: int, process: int) -> None:
 
 
 def _called(device: torch.device, name: str, *arguments: int) -> int:
-    """The error of a function of the CUDA runtime; 0 if there is none."""
+    """The error code of a call of the CUDA runtime; 0 for success."""
     import torch
 
     with torch.cuda.device(device):  # CUDA would open a context on the current device, of some hundred MB
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         if code := int(getattr(runtime, name)(*arguments)):
-            # CUDA keeps the error until a kernel is launched, and torch raises it there, whoever launches it. torch has
-            # no cudaGetLastError, so a kernel is launched here.
+            # CUDA keeps the error until the next kernel is launched, where torch raises it: so one is launched here.
             with contextlib.suppress(RuntimeError):
                 torch.zeros(1, device=device)
     return code
@@ -140,7 +130,7 @@ def _say_pageable(nbytes: int, why: str) -> None:  # once, and not for each slot
 
 
 def pinned(value: Any) -> Any:
-    """The object itself if it has no ``pin_memory``, or cannot be pinned."""
+    """A pinned copy; the object itself if it has no ``pin_memory``, or cannot be pinned."""
     try:
         there = value.pin_memory() if callable(getattr(value, "pin_memory", None)) else value
     except RuntimeError as error:
@@ -151,12 +141,12 @@ def pinned(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    slots: int  # allocated before the first batch: those being filled or ready, and one for the batch handed out
-    slot_bytes: int  # of one slot
+    slots: int  # slots before the first batch: to be filled, filled, and one for the batch handed out
+    slot_bytes: int  # bytes of one slot
     limit: int  # the most bytes that the loader may hold
-    decoded: int = 0  # bytes of decoded chunks that are held between batches
+    decoded: int = 0  # bytes of decoded chunks that are in use
     cache: int = 0  # bytes of decoded chunks that are kept for good
-    scratch: int = 0  # bytes in which samples lie until they are transformed or copied to a slot, of all workers
+    scratch: int = 0  # bytes of all workers for samples that are yet to be transformed or copied to a slot
 
     @property
     def total(self) -> int:
@@ -195,7 +185,7 @@ def default_budget(ranks: int | None = None) -> int:
 
 
 def ranks_here(known: int | None = None) -> int:
-    """Processes of this job on this machine: as many as are known, or as torchrun sets, or 1."""
+    """Processes of this job on this machine: the known number, or else torchrun's, or else 1."""
     return max(int(os.environ.get("LOCAL_WORLD_SIZE") or 1) if known is None else known, 1)
 
 

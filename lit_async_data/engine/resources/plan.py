@@ -1,4 +1,4 @@
-"""`ResourcePlan`: who reads the batches of a loader, how many at a time, and into how much memory."""
+"""`ResourcePlan`: the workers of a loader, the batches that they read together, and the memory that they take."""
 
 from __future__ import annotations
 
@@ -26,29 +26,26 @@ if TYPE_CHECKING:
     from lit_async_data.options import LoaderOptions
 
 
-# Batches after which the waiting is judged, at least; the first of them were begun by fewer workers.
+# The least batches in a window of `WorkerTuner`; fewer workers have begun the first of them.
 WINDOW = 16
-# Another worker is tried if the loop waits for more than this share of the time. It stays if it shortens the waiting by
-# this share of what it could: the second of two workers that share nothing halves it.
+# Another worker is tried if the loop waits for more than this share of the time. It stays if it brings this share of
+# the possible gain: a second worker can halve the waiting.
 WORTH_A_WORKER, WORTH_KEEPING = 0.05, 0.5
 
 
 @dataclasses.dataclass
 class WorkerTuner:
-    """Starts with few workers, adds one while the queue runs dry, and takes it back if that does not help.
-
-    Not thread-safe.
-    """
+    """Adds a worker while the loop waits for batches, and removes it if that does not help. Not thread-safe."""
 
     count: int  # to begin with
     most: int
-    window_s: float  # seconds after which the waiting is judged, at least; a process takes a part of a second to start
+    window_s: float  # the least seconds of a window
     clock: Callable[[], float] = time.monotonic
-    # Of the window: its first batch and moment, and the seconds waited in it.
+    # The first batch and the first moment of the window, and the seconds waited in it.
     _first: int | None = None
     _began: float = 0.0
     _waited: float = 0.0
-    # Seconds waited per batch before the worker on trial came; None if none is on trial.
+    # Seconds waited per batch before the worker on trial began; None without a trial.
     _before: float | None = None
 
     @property
@@ -60,7 +57,7 @@ class WorkerTuner:
         self._before = None
 
     def waited(self, seconds: float, batches: int) -> int:
-        """The number of workers from now on, after the loop has waited for a batch."""
+        """Count a wait of the loop for a batch; returns the number of workers from now on."""
         if self.settled:
             return self.count
         now = self.clock()
@@ -83,9 +80,9 @@ class WorkerTuner:
             self.count, self._before = self.count + 1, per_batch
 
 
-# Two were measured (1.5 to 1.9 times one); more share less, since what they do between chunks holds the GIL.
+# Two threads read 1.5 to 1.9 times as fast as one; more gain less, since Python code between chunks holds the GIL.
 MOST_THREADS = 4
-# Seconds after which it is judged whether another worker helps. A process takes a part of the first to start.
+# Windows of a `WorkerTuner`. A process takes a part of a second to start.
 THREAD_S, PROCESS_S = 0.25, 1.0
 # Reasons to read in another process, by `StorageLayout.reading`.
 _COSTS = {
@@ -98,33 +95,23 @@ _COSTS = {
 
 class Workers(NamedTuple):
     # ``"caller"``: the loop itself, when it asks for a batch. ``"thread"``: threads of this process. ``"process"``:
-    # threads of a reader process, or several processes, which take nothing of this process's GIL.
+    # threads of a reader process, or several processes, which leave the GIL to the loop.
     kind: Literal["caller", "thread", "process"]
     threads: int  # number of threads, or processes, to begin with; 0 for the caller
     why: str  # the reason for the kind, for people
-    most: int = 0  # the number that there may be later, if the loop waits for batches
-    # Whether each reads in a process of its own, since one GIL would let only one of them work.
-    apart: bool = False
-    # Whether these processes share each slot, since only one of them should decode a chunk; else each fills whole ones.
-    shared: bool = False
-    by_auto: int = 1  # the number that ``workers=auto`` may reach
+    most: int = 0  # the most workers later, if the loop waits for batches
+    apart: bool = False  # whether each has a process of its own, since they hold the GIL
+    shared: bool = False  # whether these processes share each slot, so that only one decodes a chunk
+    by_auto: int = 1  # the most workers that ``workers=auto`` starts
 
     @classmethod
-    def of(
-        cls,
-        source: Source,
-        options: LoaderOptions,
-        *,
-        ahead: bool,
-        hooks: Transformation | None = None,
-        refusal: str = "",
-        ranks: int | None = None,
-    ) -> Workers:
-        if not ahead or options.workers == 0:
-            return cls("caller", 0, "nothing is read ahead" if not ahead else "workers=0")
-        reading, free = source.chunks.reading, cores(ranks)
+    def of(cls, wanted: Wanted) -> Workers:
+        source, options, hooks = wanted.source, wanted.options, wanted.hooks
+        if not wanted.ahead or options.workers == 0:
+            return cls("caller", 0, "workers=0" if wanted.ahead else "nothing is read ahead")
+        reading, free = source.chunks.reading, cores(wanted.ranks)
         python = hooks is not None or reading == "python"
-        kind, why = _kind("python" if python else reading, options, refusal or system_refusal(), free)
+        kind, why = _kind("python" if python else reading, options, wanted.refusal or system_refusal(), free)
         if hooks is not None and why == _COSTS["python"]:
             why = "Python code transforms the samples"
         apart = kind == "process" and python
@@ -147,10 +134,7 @@ class Workers(NamedTuple):
         return self.most if self.apart and not self.shared else 1  # processes that each cache any chunk for themselves
 
     def seeds(self, reading: Reading | None = None) -> bool:
-        """Whether code of the user has the global random generators for itself, in the same calls in each run.
-
-        That of hooks, or that of a source that reads in some way.
-        """
+        """Whether hooks, or a source of this ``reading``, have the global random generators for themselves."""
         return self.kind == "process" and self.most_threads == 1 and reading in (None, "python", "locked")
 
     def tuner(self) -> WorkerTuner | None:
@@ -188,19 +172,18 @@ def _kind(
 
 
 def system_refusal() -> str:
-    # Nor is there select.poll, which waits for pipes.
     return "" if os.name == "posix" else f"{sys.platform} passes no descriptors to a new process"
 
 
 def cores(ranks: int | None = None) -> int:
-    """Cores that this process may use, of which each rank of the machine has its share; at least 1."""
+    """This rank's share of the cores that this process may use; at least 1."""
     limit = memory.core_limit()
     here = usable_cores() if limit is None else min(usable_cores(), int(limit))
     return max(here // _sharing(ranks), 1)
 
 
 def _sharing(ranks: int | None) -> int:
-    """Ranks. One, if SLURM has given each task cores of its own."""
+    """The ranks that share cores; 1 if SLURM has given each task its own."""
     tasks, own = (os.environ.get(f"SLURM_{name}", "") for name in ("NTASKS", "CPUS_PER_TASK"))
     by_slurm = "LOCAL_WORLD_SIZE" not in os.environ and tasks.isdigit() and int(tasks) > 1
     return 1 if by_slurm and own.isdigit() and usable_cores() <= int(own) else ranks_here(ranks)
@@ -210,28 +193,25 @@ def has_gil() -> bool:
     return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
 
 
-# Batches between what is read and what is fetched from the disk, if that must be.
+# Batches between the batch that is read and the batch whose files are fetched.
 AHEAD = 8
-# Small batches are coalesced: read at once into one slot, up to this many bytes and batches. Samples per second against
-# one batch at a time, where reading is a copy, two cores: batches of 3 MiB 1.2 to 1.4 times at 2, 1.2 to 1.5 at 4; of
-# 128 KiB 1.9 times at 16, 2.1 at 32, 2.2 at 64.
+# The most bytes and batches that are coalesced, which means read together into one slot (docs/design/engine.md).
 COALESCED_BYTES, COALESCED_BATCHES = 12 * 2**20, 32
-# They take this part at most of what chunks leave of the budget: more slots need room.
+# The most that they take of the budget without chunks: more slots need room.
 COALESCED_SHARE = 0.25
-# Samples decoded for each one used.
+# Samples decoded per sample used.
 WORTH_A_WARNING = 1.5
 
 
 @dataclasses.dataclass(frozen=True)
 class ResourcePlan:
     workers: Workers
-    layout: BatchLayout  # where the batches of a slot lie in it, and how many there are
-    budget: Budget  # memory, against what there may be
-    # Decoded chunks that are in use at a time: those that samples are dealt from, and those of the group that is
-    # decoded meanwhile. 0 where the order does not go by chunks.
+    layout: BatchLayout  # number and places of the batches in a slot
+    budget: Budget
+    # Decoded chunks in use at a time, of the group that is dealt and of the next; 0 without an order by chunks.
     chunks: int
-    amplification: float = 1.0  # samples that are decoded for each one used; see `plan.amplification`
-    # How several reader processes share each slot, where they do.
+    amplification: float = 1.0  # samples decoded per sample used; see `plan.amplification`
+    # How several reader processes share each slot.
     shares: Shares = dataclasses.field(default_factory=functools.partial(Shares, None))
 
     @classmethod
@@ -246,7 +226,7 @@ class ResourcePlan:
         )
 
     def reserve(self, source: Source, parts: int = 1) -> Callable[[], None]:
-        """Room for what is read ahead, in one of ``parts`` processes; call the result to give it back."""
+        """Reserve memory of one of ``parts`` processes for decoded chunks; call the result to give it back."""
         return source.reserve(-(-self.chunks // (parts if self.workers.shared else 1)), self.budget.cache // parts)
 
 
@@ -260,8 +240,8 @@ class Wanted:
     pinned: bool = False  # whether a device copies from the slots
     hooks: Transformation | None = None
     refusal: str = ""  # why there can be no reader process
-    ranks: int | None = None  # that share this machine
-    concat: Mapping[str, Indices] = dataclasses.field(default_factory=dict)  # lengths of samples one after the other
+    ranks: int | None = None  # the ranks that share this machine
+    concat: Mapping[str, Indices] = dataclasses.field(default_factory=dict)  # lengths of concatenated samples, by field
 
     @functools.cached_property
     def limit(self) -> int:
@@ -273,9 +253,8 @@ class Wanted:
 
     def within_limit(self) -> ResourcePlan:
         """Single batches, with as many workers as the budget allows."""
-        limit, of_user = self.limit, (self.source, self.options)
-        workers = Workers.of(*of_user, ahead=self.ahead, hooks=self.hooks, refusal=self.refusal, ranks=self.ranks)
-        if self.scratch:  # which is to take a quarter of the budget
+        limit, workers = self.limit, Workers.of(self)
+        if self.scratch:  # takes at most a quarter of the budget
             most = max(workers.threads, min(workers.most, limit // (4 * self.scratch)))
             workers = workers._replace(most=most)
         plan = self.planned(workers, 1)
@@ -289,7 +268,7 @@ class Wanted:
         whole = self.hooks is not None and self.hooks.takes_batches
         if whole or not self.ahead or plan.layout.alone or not self._coalesces(workers):
             return plan
-        # For the slots, and for what they take besides: scratch memory, and chunks that are decoded for them.
+        # Room for the slots, their scratch memory and the chunks that are decoded for them.
         room = int(COALESCED_SHARE * (self.limit - budget.decoded - budget.cache)) + budget.total
         room = min(room - budget.slots * budget.slot_bytes, self.limit)
         # Samples may be large before a transform, and small after it.
@@ -303,12 +282,12 @@ class Wanted:
     def _coalesces(self, workers: Workers) -> bool:
         reading = self.source.chunks.reading
         if not workers.threads:
-            # The loop waits for all that is read together. But a copy takes less time than the calls that are shared.
+            # The loop waits for all batches that are read together, but a copy takes less time than the shared calls.
             return reading == "copied" and self.hooks is None
         return reading not in ("locked", "python")
 
     def planned(self, workers: Workers, batches: int) -> ResourcePlan:
-        """These workers read ``batches`` batches together. Files read ahead are not counted."""
+        """The plan for workers that read ``batches`` batches together, without the memory of files read ahead."""
         source, options, schedule, hooks = self.source, self.options, self.schedule, self.hooks
         plan, most = schedule.plan(0), max(workers.most, 1)
         layout = BatchLayout(
@@ -325,15 +304,15 @@ class Wanted:
         needs = source.memory(chunks)
         cacheable = needs.cacheable * workers.copies
         if workers.shared and options.cache_bytes:
-            # Shares by stored chunks are uneven; and samples may reach into a chunk that another process keeps, too.
+            # Shares by stored chunks are uneven, and samples may reach into a chunk of another process.
             needs = source.memory(chunks := 2 * chunks)
             cacheable = int(cacheable * source.chunks.spread) + most * source.memory(1).decoded
         decoded = needs.decoded * workers.copies + most * needs.per_thread
         cache = min(options.cache_bytes, cacheable)
         scratch = most * batches * self.scratch
-        if hooks is None:  # a process puts its share of a slot together before it goes there
+        if hooks is None:  # a process reads its share into scratch memory, and then copies it to the slot
             scratch = most * (layout.padded_bytes + workers.shared * layout.nbytes)
-        # The slots of a reader process are pinned as they are.
+        # Slots of reader processes are pinned by `register`, which rounds nothing up.
         slot_bytes = pinned_bytes(layout.nbytes) if self.pinned and workers.kind != "process" else layout.nbytes
         return ResourcePlan(
             workers, layout, Budget(slots, slot_bytes, self.limit, decoded, cache, scratch=scratch), chunks
@@ -341,12 +320,12 @@ class Wanted:
 
 
 def _chunks(plan: EpochPlan, in_hand: int) -> int:
-    """That are in use at a time, decoded, if the workers together read ``in_hand`` samples."""
+    """Decoded chunks in use at a time, if the workers together read ``in_hand`` samples."""
     order = plan.chunk_order
     if order is None:
         return 0
-    # Groups that are read at a time: one, unless workers have more samples in hand than are in one; and the one before
-    # where batches wait for samples of their length.
+    # Groups that are read at a time: as many as have ``in_hand`` samples, and one more if batches wait for samples of
+    # their length.
     groups = -(-in_hand // (order.width * order.rows)) + (plan.buckets is not None)
     return min((groups + 1) * order.width, order.chunks)
 
@@ -356,7 +335,7 @@ def coalesced_batches(batch_bytes: int, most: int) -> int:
 
 
 def _amplification(source: Source, plan: EpochPlan, cache: int, chunks: int) -> float:
-    needs = source.memory(chunks)  # which may have room for all chunks
+    needs = source.memory(chunks)  # perhaps of all chunks
     as_stored = plan.shuffle == "none" and plan.buckets is None
     if as_stored or not source.chunks.compressed or 0 < needs.cacheable <= max(cache, needs.decoded):
         return 1.0
@@ -365,7 +344,7 @@ def _amplification(source: Source, plan: EpochPlan, cache: int, chunks: int) -> 
 
 
 def amplified(shuffle: Order, times: float, rows: int) -> str:
-    """A warning for people: how much is decoded in vain, with a remedy."""
+    """A warning: how many samples are decoded in vain, and a remedy."""
     if shuffle == "global":
         return (
             f"shuffle=global decodes {times:.1f} samples for each one used, since {rows} share a compressed chunk; "

@@ -1,5 +1,7 @@
 """Host hooks get random numbers, and numbers of samples, that depend on nothing else."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -88,9 +90,10 @@ def test_without_return_indices_hooks_get_no_numbers():
 
 
 def test_the_key_of_indices_is_reserved():
-    for name in ("sample", "batch"):
+    returned, in_place = (lambda values: values | {"index": 7}), (lambda values: values.update(index=7))
+    for name, hook in itertools.product(("sample", "batch"), (returned, in_place)):
         with (
-            hooked(**{name: lambda values: values | {"index": values["index"] + 1}}, return_indices=True) as loader,
+            hooked(**{name: hook}, return_indices=True) as loader,
             pytest.raises(
                 TransformError, match=rf"^{name}_transform: returned another 'index' for .*under another key"
             ),

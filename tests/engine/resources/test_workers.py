@@ -9,7 +9,7 @@ import pytest
 
 from lit_async_data import AsyncLoader, ManifestSource
 from lit_async_data.engine.resources import memory, plan
-from lit_async_data.engine.resources.plan import Workers, cores
+from lit_async_data.engine.resources.plan import Wanted, Workers, cores
 from lit_async_data.errors import ConfigError
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.source import StorageLayout
@@ -24,7 +24,8 @@ def two_cores(monkeypatch):
 
 def workers_of(reading, *, refusal="", **options):
     source = ArraySource({"x": np.arange(6)}, chunks=StorageLayout(reading=reading))
-    return Workers.of(source, LoaderOptions(batch_size=2, **options), ahead=True, refusal=refusal)
+    options = LoaderOptions(batch_size=2, **options)
+    return Workers.of(Wanted(source, source.spec, options, None, ahead=True, refusal=refusal))
 
 
 @pytest.mark.usefixtures("two_cores")
