@@ -33,8 +33,8 @@ class LengthPlan(EpochPlan):
         self._check_ranks()
         if not len(self):
             raise ConfigError(
-                f"there are too few batches for {self.world_size} ranks, and drop_last drops what does not "
-                "fill a step; set drop_last=false, or smaller batches",
+                f"there are too few batches for {self.world_size} ranks, and drop_last drops batches that "
+                "do not fill a step; set drop_last=false, or smaller batches",
                 "batch_by",
             )
 

@@ -81,8 +81,8 @@ class OrderState:
         version = given.get("version") if isinstance(given, Mapping) else None
         if isinstance(version, int) and version > VERSION:
             raise ResumeError(
-                f"the saved place has version {version}, and this lit_async_data knows those up to {VERSION}; resume "
-                "with the version that wrote it, or a later one"
+                f"the saved place has version {version}, and this lit_async_data reads versions up to {VERSION}; "
+                "resume with the version that wrote it, or a later one"
             )
         with contextlib.suppress(KeyError, TypeError, ValueError):
             given = {"ahead": 0, **given}

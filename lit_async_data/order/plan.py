@@ -83,7 +83,7 @@ class EpochPlan:
             ranks = f" × {self.world_size} ranks = {step}" if self.world_size > 1 else ""
             raise ConfigError(
                 f"{self.batch_size}{ranks} is more than the {self.remaining} samples, and drop_last drops "
-                "what does not fill a step; set drop_last=false or a smaller batch_size",
+                "samples that do not fill a step; set drop_last=false or a smaller batch_size",
                 "batch_size",
             )
 

@@ -154,7 +154,7 @@ def test_another_kind_of_state_is_refused(given):
 
 
 def test_a_state_of_a_later_version_says_so():
-    with pytest.raises(ResumeError, match=r"version 2, and this lit_async_data knows those up to 1"):
+    with pytest.raises(ResumeError, match=r"version 2, and this lit_async_data reads versions up to 1"):
         OrderState.from_dict({"version": 2, "place": "elsewhere"})
 
 

@@ -2,8 +2,8 @@
 
 On CPU and MPS the user gets the batches in host memory themselves. For devices with streams see `StreamQueue`.
 
-On a device with streams a batch travels in five steps. *Compute* is the stream of the training step, *side* that of all
-queues of this process for the device:
+On a device with streams a batch travels in five steps. *Compute* is the stream of the training step, *side* the stream
+of all queues of this process for the device:
 
 1. The queue allocates destinations on compute and records the event ``allocated`` there.
 2. Side waits for ``allocated``: the allocator may give out memory that kernels of an earlier step still read. (Without

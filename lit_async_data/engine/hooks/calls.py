@@ -1,4 +1,4 @@
-"""Calls of transforms: what may be given as one, how it is called, and the errors that name it.
+"""Calls of transforms: checks a given transform, calls it, and raises errors that name it.
 
 `failure` puts the names of the samples in place of ``{}`` in the message of an `UnfitError` raised here.
 Reader processes import this module, so it imports no torch.
@@ -76,7 +76,7 @@ def with_rows(key: object, value: object, count: int) -> Array:
     if array.shape[:1] != (count,):
         raise UnfitError(
             f"field {key!r} of {{}} has shape {array.shape}, but the first axis must have one row for each of the "
-            f"{count} samples; leave out what does not belong to one sample each"
+            f"{count} samples; leave out arrays without a row for each sample"
         )
     return array
 
@@ -207,9 +207,7 @@ Made = Mapping[str, Any]
 class KeyedGenerator:
     """A generator that begins anew with each key. One thread at a time.
 
-    Philox computes its numbers from a counter and a key. Setting both in an existing generator costs 2 µs; building a
-    generator costs 10 to 20. It has no seed sequence, so ``rng.spawn``, whose results would depend on how often it was
-    called, is an error of numpy.
+    Setting counter and key of a Philox costs 2 µs; building a generator costs 10 to 20. See docs/design/hooks.md.
     """
 
     def __init__(self) -> None:
@@ -253,7 +251,7 @@ class HookCalls:
     def _with_index(self, samples: Indices, values: Mapping[str, Array]) -> dict[str, Array]:
         return {**values, INDEX: self.source.ids(samples)} if self._indexed else dict(values)
 
-    def _called(self, hook: Hook, samples: Indices, value: dict[str, Array], rng: Any) -> Made:
+    def _called(self, hook: Hook, samples: Indices, value: dict[str, Any], rng: Any) -> Made:
         given = value.get(INDEX)
         try:
             made = hook(value, rng)
@@ -268,7 +266,7 @@ class HookCalls:
             raise failure(hook.where, self.source, samples, f"returned a {type(made).__name__} for {{}}; {what}")
         if not self._indexed or INDEX not in made:
             return made
-        if not np.array_equal(made[INDEX], given):
+        if given is None or not np.array_equal(made[INDEX], given):
             what = "which return_indices fills with sample numbers; return it under another key"
             raise failure(hook.where, self.source, samples, f"returned another {INDEX!r} for {{}}, {what}")
         return {key: each for key, each in made.items() if key != INDEX}

@@ -1,4 +1,4 @@
-"""Transforms of samples and batches on the host, applied to what a worker has read."""
+"""Applies the transforms of samples and batches on the host to the samples that a worker has read."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from lit_async_data.sources.contract.user_code import put_back, values_in
 
 log = logging.getLogger(__name__)
 
-# What each hook is called with, for messages.
+# The argument of each hook, for messages.
 CALLED_WITH = {"sample_transform": "a sample", "batch_transform": "a batch", "device_transform": "a batch"}
 # Samples of the batch with which the probe calls ``batch_transform``.
 ROWS = 2
@@ -65,7 +65,7 @@ class HostHooks:
 
     sample: Hook | None  # ``sample_transform``
     batch: Hook | None  # ``batch_transform``
-    # Held by the thread that calls the hooks. A copy has its own.
+    # Held by the thread that calls the hooks; a copy has another one.
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> Any:
@@ -102,7 +102,7 @@ class HostHooks:
                 try:
                     found = _Probe(calls, samples, by_length=by_length).outcome()
                 except TransformError as error:
-                    error.add_note("The first samples are transformed before the first batch, to learn what comes out.")
+                    error.add_note("The first samples are transformed early, to learn the fields of a batch.")
                     raise
         return dataclasses.replace(found, drawn=drawn)
 

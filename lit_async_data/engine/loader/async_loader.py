@@ -41,8 +41,8 @@ from lit_async_data.system import leave_at_exit
 log = logging.getLogger(__name__)
 
 CHANGED = (
-    "attributes of the source or of a transform were changed: what was read ahead is read again, now and whenever they "
-    "change between two passes"
+    "attributes of the source or of a transform were changed: batches that were read ahead are read again, now and "
+    "whenever they change between two passes"
 )
 DRAWN = (
     "{}: reading or transforming drew random numbers from the global generator of {}: in a thread, results will change "
@@ -70,8 +70,8 @@ class AsyncLoader(BaseLoader):
     `state_dict` is its place in the order, from which `load_state_dict` goes on, with any number of ranks and any batch
     size.
 
-    You can keep using it after Ctrl-C, for example in a notebook. What was read ahead is dropped, batches that you have
-    stay as they are, and the next batch is the one you did not receive; no batch is skipped or repeated.
+    You can keep using it after Ctrl-C, for example in a notebook. Batches that were read ahead are dropped, your batches
+    stay as they are, and the next batch is the first that you have not received; none is skipped or repeated.
 
     Args:
         source: Where samples come from.
@@ -83,7 +83,7 @@ class AsyncLoader(BaseLoader):
         device_depth: Batches copied ahead of the one in use. 0 reads and copies nothing ahead, for comparison.
         sample_transform: Called with each sample on the host: a dict of numpy arrays, with the axes that a batch has,
             and with a ``numpy.random.Generator`` if it has a second parameter, or one named ``rng``. Returns a dict, or
-            None if it has changed the one that it got, which is its own until it returns. The generator begins anew
+            None if it has changed the given one, which belongs to it until it returns. The generator begins anew
             with each sample, by seed, epoch and sample (or place in the order, where samples repeat); it is None where
             `LoaderOptions.augment` says so. One thread at a time calls it. All results must have the keys, shapes and
             dtypes of the first sample's.
@@ -154,7 +154,7 @@ class AsyncLoader(BaseLoader):
         self._wiring.schedule = self._cursor.schedule = schedule
         self._wiring.resuming.order_changed()
         self._plans: dict[tuple[bool, bool, int | None], ResourcePlan] = {}
-        # By this Lightning finds loaders that shuffle, of which it warns in evaluation.
+        # Here Lightning looks for loaders that shuffle, to warn of them in evaluation.
         vars(self)["__pl_saved_kwargs"] = {"shuffle": schedule.plan(0).shuffle != "none"}
 
     def _begin(self, schedule: Schedule, device: torch.device | str, device_depth: int) -> None:
@@ -180,7 +180,7 @@ class AsyncLoader(BaseLoader):
         """Whether the loader is for validation, test or prediction.
 
         It then draws no random numbers, lets no sample stand in for another, and all its passes are alike, in the order
-        of its options. `AsyncDataModule` sets it for its stages. A change drops what was read ahead.
+        of its options. `AsyncDataModule` sets it for its stages. A change drops the batches that were read ahead.
         """
         return self._evaluation
 
@@ -261,7 +261,7 @@ class AsyncLoader(BaseLoader):
             if isinstance(error, ReadError | SourceError | TransformError) or getattr(error, "in_its_place", False):
                 cursor.state = after  # the batch counts as handed out; else it is asked for again
             leave_at_exit()
-            if isinstance(error, IndexError):  # another thread may have emptied what it took from
+            if isinstance(error, IndexError):  # another thread may have emptied the queue
                 engine.feed.check()
             raise
         return Taken(batch, after)
@@ -329,7 +329,7 @@ class AsyncLoader(BaseLoader):
         super().close()
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass that begins the one of this epoch, counted from 0."""
+        """Have the next pass be a pass over this epoch, counted from 0."""
         self._cursor.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -343,14 +343,14 @@ class AsyncLoader(BaseLoader):
         return state | {"bad_samples": bad} if bad else state
 
     def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
-        """Have the next pass begin at a saved place, if it is of that epoch. Reads nothing over.
+        """Have the next pass begin at a saved place, if it is a pass over that epoch. Reads no sample again.
 
-        A loader whose options have no seed takes that of the place. The number of ranks and the batch size may be
-        others than before. If `set_epoch` names no epoch, the next pass is that of the place, or the one after it if
-        nothing remains.
+        A loader whose options have no seed takes the seed of the place. The number of ranks and the batch size may
+        differ from before. If `set_epoch` names no epoch, the next pass is over the epoch of the place, or over the
+        next one if nothing remains.
 
         Args:
-            state: What `state_dict` returned.
+            state: The result of `state_dict`.
             force: Whether to go on at the same position though seed, shuffle, weights or data have changed.
 
         Raises:
@@ -378,7 +378,7 @@ class AsyncLoader(BaseLoader):
         self._release()
         self._take_seed(operator.index(state["seed"]))
         if self._wiring.schedule.seed != before:
-            resuming.report(f"the seed is {state['seed']}, that of the saved place, and no longer {before}")
+            resuming.report(f"the seed is {state['seed']}, as in the saved place, and no longer {before}")
         self._cursor.resume(place)
 
     def _check_ranks(self) -> None:
@@ -557,7 +557,7 @@ class AsyncLoader(BaseLoader):
         name, why = self.source.name, self._recipe.hooks.unpicklable or str(error)
         if self.options.worker_kind == "process":
             raise ConfigError(
-                f"{name} cannot go to a reader process: {why}; leave out in __getstate__ what cannot, or "
+                f"{name} cannot go to a reader process: {why}; leave that out in __getstate__, or "
                 "set worker_kind=thread",
                 "worker_kind",
             ) from error.__cause__

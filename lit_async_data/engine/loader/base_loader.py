@@ -130,13 +130,13 @@ class BatchIterator(abc.ABC):
 
         Raises:
             StopIteration: The pass is over.
-            ReadError, SourceError: This batch could not be read; the next call goes on with the one after it.
-            TransformError: A transform failed on this batch; the next call goes on with the one after it.
-            StalledError: Nothing came within ``timeout_s``.
-            WorkerError: A worker died, this process is a fork of the one that began to read, or another thread is
-                inside ``next``. If reader processes died of this batch, the next call goes on with the one after it.
-            ClosedError: The loader is closed; or an interrupt, an exit or a stop ended a pass over a loader of others.
-            Exception: Whatever a loader of others raised in place of this batch.
+            ReadError, SourceError: This batch could not be read. The next call goes on behind it.
+            TransformError: A transform failed on this batch. The next call goes on behind it.
+            StalledError: The batch did not come within ``timeout_s``.
+            WorkerError: A worker died, this process is a fork of the process that began to read, or another thread is
+                inside ``next``. If reader processes died of this batch, the next call goes on behind it.
+            ClosedError: The loader is closed; or an interrupt, an exit or a stop ended a pass over a foreign loader.
+            Exception: Any error of a foreign loader in place of this batch.
         """
         taken = self._taken()
         cursor, run = self._cursor, self._run
@@ -260,7 +260,7 @@ class BaseLoader(BatchIterator):
 
     @abc.abstractmethod
     def _beside(self, left: Any) -> Iterator[Batch]:
-        """Begin to read without the engine: at a place, or, without one, a pass of its own."""
+        """Begin to read without the engine: from a place on, or a whole pass."""
 
     @property
     def _epoch_is_named(self) -> bool:
@@ -371,12 +371,12 @@ class BaseLoader(BatchIterator):
         return "no queue" if engine is None else engine.fill
 
     def stats(self) -> LoaderStats:
-        """What the loader has handed out, waited for and read so far."""
+        """Counts and times of the batches that the loader has handed out and read so far."""
         engine, stats = self._run.engine, self._run.stats
         return dataclasses.replace(stats) if engine is None or engine.feed.forked else engine.stats(stats)
 
     def verdict(self) -> str:
-        """Why the loop waited for data in its last pass, or in the one it is in: a sentence as `DevicePrefetcher` logs.
+        """Why the loop waited for data in its last or current pass: a sentence as `DevicePrefetcher` logs.
 
         It counts from the first request for a batch to the last one so far, of the pass that reads ahead; of less than
         20 batches or 1 s it says that this is too little. docs/training/metrics.md explains each sentence. Any thread
@@ -449,7 +449,7 @@ class BaseLoader(BatchIterator):
             raise ClosedError("the loader is closed; build a new one")
         self._discard()
         if (engine := run.engine) is None:
-            with self._request():  # if this is interrupted, the next request closes what there is of the engine
+            with self._request():  # if this is interrupted, the next request closes the engine
                 run.engine = engine = self._new_engine()
                 run.closer = weakref.finalize(self, engine.close)
             if self._run.closed:  # another thread found no engine to close

@@ -193,7 +193,7 @@ def _shuffle(source: Source, options: LoaderOptions) -> Order:
 
 
 def with_own_fields(spec: BatchSpec, options: LoaderOptions) -> BatchSpec:
-    """The fields with those that the loader adds; a `ConfigError` if the source has one of that name."""
+    """A spec with the fields that the loader adds; a `ConfigError` if it has a field of such a name."""
     concat = [key for key, field in spec.fields.items() if field.concat]
     if concat and options.pad_last:
         raise ConfigError(f"with ragged='concat', batches of {concat[0]} differ in shape; leave it out", "pad_last")

@@ -168,7 +168,7 @@ class Resuming:
         """The place of a saved state, which may be of another number of ranks or batch size.
 
         Args:
-            given: What `state` returned.
+            given: The result of `state`.
             force: Whether to go on at the same position if the order is another one now.
             any_seed: Whether the loader will take the seed of the state.
 
@@ -185,7 +185,7 @@ class Resuming:
             bad = bad if state.samples != self._now.samples else ""
             raise ResumeError(
                 f"the checkpoint is from sample {state.position} of {state.samples} in epoch {state.epoch}, and the "
-                f"rest of that epoch would be of another order: {'; '.join(changed)}; restore what has changed, or go "
+                f"rest of that epoch would be of another order: {'; '.join(changed)}; undo the changes, or go "
                 "on at the same position of the new order: load_state_dict(state, force=True), or with Lightning "
                 f"AsyncDataModule(force_resume=True){bad}"
             )

@@ -12,7 +12,7 @@ The failure contract:
 2. A consumer that stops early loses nothing and leaks nothing.
 3. A failed read is raised at its place in the order, once, with its samples; the next request gets the next batch.
 4. A dead thread is an error that names it, within a second. A reader process that ends is named, and another one reads
-   what it had been told, as often as ``restarts`` allows.
+   its batches, as often as ``restarts`` allows.
 5. `close` is idempotent, wakes every waiter and returns in bounded time.
 6. Garbage collection and the interpreter's exit do the same as `close`.
 7. A fork shares nothing: in a forked child, `check` raises a `WorkerError`; loaders call it before each request.
@@ -64,7 +64,7 @@ log = logging.getLogger(__name__)
 
 
 class SlotState(enum.Enum):
-    """Who may touch a slot."""
+    """The owner of a slot, who alone may touch it."""
 
     FREE = "nobody; it waits to be filled"
     FILLING = "one worker writes to it"
@@ -151,7 +151,7 @@ class SlotPool:
             return sum(state is LENT and self._leases[slot]() is not None for slot, state in enumerate(self._states))
 
     def take(self, timeout: float | None = None) -> int | None:
-        """Take a slot to fill: the one freed last, which the processor's cache may still hold; None if none came.
+        """Take a slot to fill; None if none came. The slot that was freed last may still be in the processor's cache.
 
         A ``timeout`` of 0 does not wait, and None waits until a slot comes, or `wake`.
         """
@@ -530,7 +530,7 @@ class Pipeline(abc.ABC):
     def _fill(self, task: ReadTask) -> bool:
         """Run a task in a thread of this process; False if its batches were dropped meanwhile."""
         # No name holds the result: the traceback of an error in it refers to this frame, and the cycle would keep the
-        # objects of whoever catches that error.
+        # objects of the frame that catches that error.
         return self._deliver(task, task.run(self.setup.read, self.layout, self.pool.memories[task.slot]))
 
     def _deliver(self, task: ReadTask, filled: FilledSlot) -> bool:
@@ -607,6 +607,6 @@ class Pipeline(abc.ABC):
         )
 
     def _waited_for(self, key: BatchIndex) -> tuple[str, dict[str, Any]]:
-        """The work of all workers in words, first of the one that has the batch or is busy longest, and its place."""
+        """The work of all workers in words, and the place of the first, which has the batch or is busy longest."""
         readings = sorted(self._readings(), key=lambda each: (each.key != key, each.since))
         return "; ".join(each.words for each in readings), {"stage": "read", **readings[0].where}

@@ -114,7 +114,7 @@ class ThreadPipeline(Pipeline):
             assert unread is not None
             try:
                 ahead(task.schedule, task.keys, unread)
-            except Exception as error:  # noqa: BLE001  # that of the source recurs, and is raised, when the batch is read
+            except Exception as error:  # noqa: BLE001  # an error of the source recurs when the batch is read
                 report_once(log, PREPARING, error)
         worker.rest()
         return True

@@ -66,7 +66,7 @@ class ReaderThread:
         self._prepare = prepare
         self._note = note
         self.arrived = Bell()
-        # Guards everything below. The consumer takes the lock itself: an interrupt in the condition would keep it locked.
+        # Guards everything below. The consumer takes the lock itself: an interrupt in a condition would keep it locked.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self.depth = depth
@@ -228,7 +228,7 @@ def state_of(state_dict: Callable[[], Any]) -> State:
     try:
         state = copy.deepcopy(state_dict())  # a loader may go on to change the dict that it returned
     except Exception as error:  # noqa: BLE001  # raised when the state is asked for
-        return functools.partial(_fail, error.with_traceback(None))  # it refers to frames, and those to batches
+        return functools.partial(_fail, error.with_traceback(None))  # frames refer to batches
     return lambda: state
 
 

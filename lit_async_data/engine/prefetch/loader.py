@@ -91,7 +91,7 @@ class _Behind:
 
     def __iter__(self) -> Iterator[Any]:
         dealt = iter(self._sampler)
-        # A sampler without a generator of its own draws from the global one, which is then restored for the loop.
+        # A sampler without a generator draws from the global one, which is then restored for the loop.
         with torch.random.fork_rng(devices=[]):
             if self._generator is not None and self._state is not None:
                 self._generator.set_state(self._state)
@@ -143,7 +143,7 @@ class PrefetchedLoader(BaseLoader):
 
     Attributes:
         loader: The loader that is read.
-        counted: Returns how many batches the consumer counts as done, by any count; None if it counts none.
+        counted: Returns the consumer's count of done batches, from any start; None if it counts nothing.
         sharded_by_trainer: Whether a Trainer has dealt the samples to ranks; else each pass checks the sampler.
     """
 
@@ -364,7 +364,7 @@ class PrefetchedLoader(BaseLoader):
             # the pass, also in the middle of the order.
             step = key.step + (key < feed.expected)
             self._cursor.state, run.interrupted = at._replace(step=step, fresh=not step), False
-            if isinstance(error, IndexError):  # another thread may have emptied what it took from
+            if isinstance(error, IndexError):  # another thread may have emptied the queue
                 feed.check()
             raise
         finally:
@@ -523,7 +523,7 @@ def prefetched(
     hand out copies, or be read with ``device_depth=0``.
 
     Args:
-        loader: What to read.
+        loader: The loader to read.
         device_depth: Batches read ahead on the host, and as many copied ahead. 0 does neither, for comparison.
         device: Where batches are handed out; None for the accelerator of this machine, or the CPU if there is none.
         device_transform: Called with each batch on its device, on the side stream; returns the batch to hand out.

@@ -198,7 +198,7 @@ class PinnedBufferPool:
         """
         with self._lock:
             fitting = [number for number, block in enumerate(self._free) if len(block) >= nbytes]
-            if fitting:  # the one that was given back last: the processor's cache may still hold it
+            if fitting:  # the block that came back last may still be in the processor's cache
                 return self._free.pop(fitting[-1])
             if not allocate or not (self._free or self._count < self.most):
                 return None

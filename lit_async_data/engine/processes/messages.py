@@ -73,7 +73,7 @@ def _travels(error: BaseException) -> bool:
     """Whether pickle restores an error: it may need arguments that it does not keep."""
     try:
         return type(pickle.loads(pickle.dumps(error))) is type(error)  # noqa: S301  # made here
-    except Exception:  # noqa: BLE001  # whatever its own code raises
+    except Exception:  # noqa: BLE001  # its code may raise anything
         return False
 
 

@@ -407,7 +407,7 @@ class ProcessPipeline(Pipeline):
         given = task.slot, task.generation, keys[0], len(keys), 0, share, task.limits
         self._send(reader, Task(*given, around=True, deaths=filling.deaths))
 
-    # -- what is being read ------------------------------------------------------------------------------------------
+    # -- activities --------------------------------------------------------------------------------------------------
 
     def _readings(self) -> list[Activity]:
         found = [reading_of(self._first, self._source)] if self._first.alive else []

@@ -44,7 +44,7 @@ class LogToParent(logging.Handler):
                 sent.msg += "\n" + logging.Formatter().formatException(record.exc_info)
             sent.exc_info = sent.exc_text = sent.stack_info = None
             self._reports.send(Report(ReportKind.LOG), pickle.dumps(sent))
-        except Exception:  # noqa: BLE001  # as every handler: a record that cannot be sent does not stop who logs it
+        except Exception:  # noqa: BLE001  # as every handler: logging raises nothing
             self.handleError(record)
 
 
@@ -163,5 +163,5 @@ class ReaderServer:
         assert unread is not None
         try:
             ahead(reading.schedule, reading.keys, unread, task.share)
-        except Exception as error:  # noqa: BLE001  # that of the source recurs, and is raised, when the batch is read
+        except Exception as error:  # noqa: BLE001  # an error of the source recurs when the batch is read
             report_once(log, PREPARING, error)

@@ -26,7 +26,7 @@ MOST_COPIED_BYTES = 2**28
 ALIGNMENT = 64
 # Modules that register filters of HDF5 when they are imported.
 REGISTERING = ("hdf5plugin", "bitshuffle.h5")
-# Settings by module and name, with their defaults. Those of h5py are in its configuration.
+# Settings by module and name, with their defaults; h5py has them in its configuration.
 SETTINGS: Mapping[tuple[str, str], Any] = {
     ("PIL.ImageFile", "LOAD_TRUNCATED_IMAGES"): False,
     ("PIL.Image", "MAX_IMAGE_PIXELS"): 2**30 // 12,

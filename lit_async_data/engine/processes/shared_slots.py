@@ -93,7 +93,7 @@ class SharedSlots:
             self._created = SharedFile("lit_async_data slots")
             self._file = self._created.file
             try:
-                with self._refused(HEAD_BYTES, "what reader processes share"):
+                with self._refused(HEAD_BYTES, "memory that reader processes share"):
                     self._created.reach(HEAD_BYTES)
                     head = mmap.mmap(self.fd, HEAD_BYTES)
             except MemoryBudgetError:

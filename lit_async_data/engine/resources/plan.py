@@ -100,7 +100,7 @@ class Workers(NamedTuple):
     threads: int  # number of threads, or processes, to begin with; 0 for the caller
     why: str  # the reason for the kind, for people
     most: int = 0  # the most workers later, if the loop waits for batches
-    apart: bool = False  # whether each has a process of its own, since they hold the GIL
+    apart: bool = False  # whether each worker is a process, since the work holds the GIL
     shared: bool = False  # whether these processes share each slot, so that only one decodes a chunk
     by_auto: int = 1  # the most workers that ``workers=auto`` starts
 
@@ -348,11 +348,11 @@ def amplified(shuffle: Order, times: float, rows: int) -> str:
     if shuffle == "global":
         return (
             f"shuffle=global decodes {times:.1f} samples for each one used, since {rows} share a compressed chunk; "
-            "shuffle=chunk decodes each chunk once per epoch, and cache_bytes keeps what was decoded"
+            "shuffle=chunk decodes each chunk once per epoch, and cache_bytes keeps decoded chunks"
         )
     return (
         f"shuffle=chunk decodes {times:.1f} samples for each one used, since windows reach from chunk to chunk; "
-        "cache_bytes keeps what was decoded, and smaller chunks waste less"
+        "cache_bytes keeps decoded chunks, and smaller chunks waste less"
     )
 
 

@@ -170,4 +170,4 @@ def test_a_result_that_fits_no_batch_is_an_error_that_says_what_to_return(kind, 
         next(loader)
     error = caught.value
     assert (error.stage, error.sample_id, error.row, error.file) == ("transform", 0, 0, "ArraySource")
-    assert "to learn what comes out" in error.__notes__[0]
+    assert "to learn the fields of a batch" in error.__notes__[0]

@@ -552,7 +552,7 @@ def test_without_a_seed_all_that_is_drawn_goes_by_that_of_the_place(caplog):
         resumed.load_state_dict(state)
         assert taken(resumed, 8) == taken(loader, 8)  # also of the next epoch
         assert resumed.state_dict() == loader.state_dict()
-    assert caplog.text.count("the seed is 3, that of the saved place, and no longer 0") == 1
+    assert caplog.text.count("the seed is 3, as in the saved place, and no longer 0") == 1
 
 
 def test_a_state_that_is_refused_leaves_the_seed():

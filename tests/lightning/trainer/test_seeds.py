@@ -137,7 +137,7 @@ def test_a_resumed_run_keeps_the_seed_of_its_checkpoint(tmp_path, callbacks, kin
     loaders, resuming = given(kind), {"max_epochs": 3, "ckpt_path": path}
     seen = trained(model(), None, loaders, *callbacks(), **resuming)
     assert seen == plan(1, seed=3)[3:] + plan(2, seed=3)
-    assert caplog.text.count("the seed is 3, that of the saved place, and no longer 5") == 1
+    assert caplog.text.count("the seed is 3, as in the saved place, and no longer 5") == 1
     with pytest.raises(ResumeError, match="seed: 3 in the checkpoint, 5 now"):
         trained(model(), None, given(kind, seed=5), *callbacks(), **resuming)
     if kind == "datamodule":
