@@ -203,9 +203,8 @@ class EpochPlan:
         return self._keyed(self._block(first, end), step, count), [begin - first for begin, _ in bounds] + [end - first]
 
     def _keyed(self, samples: Indices, step: int, count: int) -> KeyedSamples:
-        steps = range(step, step + count)
-        numbers = np.concatenate([self.positions(step) for step in steps]) if self.repeats else None
-        return KeyedSamples(self.epoch, samples, numbers)
+        positions = map(self.positions, range(step, step + count))
+        return KeyedSamples(self.epoch, samples, np.concatenate([*positions]) if self.repeats else None)
 
     def _block(self, first: int, end: int) -> Indices:
         for begin, block in self._cache:
@@ -222,10 +221,9 @@ class EpochPlan:
             return positions + self.start
         if self.chunk_order is not None:
             return self.numbered(self.chunk_order.samples(positions + self.start))
-        key = self._key
         if self.weights is not None:
-            return self.weights.drawn(uniform(derived_key(key, 0), positions + self.start))
-        return Permutation(self.length, key)(positions + self.start)
+            return self.weights.drawn(uniform(derived_key(self._key, 0), positions + self.start))
+        return Permutation(self.length, self._key)(positions + self.start)
 
     @property
     def _key(self) -> int:

@@ -135,13 +135,10 @@ class Weights:
         return drawn_between(self.edges, 0, -1, numbers)
 
     def chunks(self, runs: Sequence[ChunkRun]) -> WeighedChunks:
-        runs = tuple(runs)
-        cached = self._chunks
-        if cached is None or cached[0] != runs:
-            cached = self._chunks = runs, self._weighed(ChunkExtents(runs))
-        return cached[1]
-
-    def _weighed(self, layout: ChunkExtents) -> WeighedChunks:
+        runs, cached = tuple(runs), self._chunks
+        if cached is not None and cached[0] == runs:
+            return cached[1]
+        layout = ChunkExtents(runs)
         if layout.length != self.samples:
             raise ConfigError(
                 f"there are {self.samples} for {layout.length} samples; give one for each sample", "weights"
@@ -149,7 +146,9 @@ class Weights:
         firsts, rows = layout.extents(np.arange(layout.chunks))
         sums = self.edges[firsts + rows] - self.edges[firsts]
         nonzero = sums > 0
-        return WeighedChunks(firsts[nonzero], rows[nonzero], sums[nonzero], layout.usual_rows)
+        weighed = WeighedChunks(firsts[nonzero], rows[nonzero], sums[nonzero], layout.usual_rows)
+        self._chunks = runs, weighed
+        return weighed
 
 
 def drawn_between(edges: Floats, low: Any, high: Any, numbers: Floats) -> Indices:

@@ -70,8 +70,8 @@ class AsyncLoader(BaseLoader):
     `state_dict` is its place in the order, from which `load_state_dict` goes on, with any number of ranks and any batch
     size.
 
-    You can keep using it after Ctrl-C, for example in a notebook. Batches that were read ahead are dropped, your batches
-    stay as they are, and the next batch is the first that you have not received; none is skipped or repeated.
+    You can keep using it after Ctrl-C, for example in a notebook. Batches that were read ahead are dropped, your
+    batches stay as they are, and the next batch is the first that you have not received; none is skipped or repeated.
 
     Args:
         source: Where samples come from.

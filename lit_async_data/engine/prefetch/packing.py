@@ -57,7 +57,7 @@ class Packer:
                     return Unpacked(batch=batch)
                 self._pinned = frozenset(place for place in tensors if self._is_pinned(tensors[place]))
             pinned = {place: flat(tensor) for place, tensor in tensors.items() if place in (self._pinned or ())}
-            forms = {place: TensorForm.of(tensor) for place, tensor in tensors.items()}
+            forms = {at: TensorForm(each.shape, each.stride(), each.dtype, each.nbytes) for at, each in tensors.items()}
             layout = PackedLayout.of({place: form.nbytes for place, form in forms.items() if place not in pinned})
             host = HostBatch(
                 pinned,
@@ -150,10 +150,6 @@ class TensorForm(NamedTuple):
     stride: tuple[int, ...]  # in elements
     dtype: torch.dtype
     nbytes: int
-
-    @staticmethod
-    def of(tensor: torch.Tensor) -> TensorForm:
-        return TensorForm(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.nbytes)
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:

@@ -102,9 +102,7 @@ def test_with_too_little_room_the_choice_is_no_process(caplog):
         assert loader.footprint.workers.kind == "caller"
     before, after = [each.getMessage() for each in caplog.records if each.getMessage().startswith("Numbers: ")]
     assert before.startswith("Numbers: 1 reader process, at most 2 (")
-    assert after.startswith(
-        "Numbers: no workers (memory_budget: the system refuses 64.0 KiB for memory that reader"
-    )
+    assert after.startswith("Numbers: no workers (memory_budget: the system refuses 64.0 KiB for memory that reader")
 
 
 def test_no_room_in_the_midst_of_zeros_gives_the_rest_back(monkeypatch):
