@@ -207,7 +207,7 @@ def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 def dump_stacks() -> None:
     """Write the stacks of all threads to standard error, even if Python has replaced ``sys.stderr``."""
-    with contextlib.suppress(OSError):  # it is closed
+    with contextlib.suppress(OSError):  # standard error is closed
         os.write(2, f"{OURS}: the threads of process {os.getpid()}\n".encode())
     faulthandler.dump_traceback(2)
 

@@ -227,7 +227,7 @@ class EpochCursor:
 
     @property
     def upcoming(self) -> BatchIndex | None:
-        """None if the pass is over. Changes only with `state`."""
+        """The key of the next batch; None if the pass is over. Changes only with `state`."""
         state = self.state
         if state.fresh:
             return None if self.coming.over else BatchIndex(self._next_epoch, 0)

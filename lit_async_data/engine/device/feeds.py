@@ -439,7 +439,7 @@ class SmallCopies:
         for name in names:
             array = arrays[name]
             if array.nbytes <= SMALL_BYTES and self._end + array.nbytes > len(self._block):
-                self._block, self._end = NOTHING, 0  # if no copy of it is left, it is vacant now
+                self._block, self._end = NOTHING, 0  # vacant now, if no copy in the block is left
                 self._block = self._new_block()
             if array.nbytes > SMALL_BYTES or self._block is NOTHING:
                 arrays[name] = array.copy()

@@ -243,14 +243,14 @@ class AsyncLoader(BaseLoader):
             self._wiring.quarantine.tell()
             raise StopIteration
         after = cursor.after(key)
-        run.interrupted = True  # unless this comes to an end
+        run.interrupted = True  # until the request ends
         try:
             take = engine.queue.take
             batch = ranged(NEXT, take, key) if profiled() else take(key)
             if engine.asks and not self._wiring.externally_driven:
                 try:
                     engine.queue.prefetch(cursor.schedule.following(key))
-                except Exception as error:  # noqa: BLE001  # of a later batch
+                except Exception as error:  # noqa: BLE001  # an error of a later batch
                     self._failed_ahead(error)
             if key in self._around:
                 self._wiring.quarantine.handed_out(key.step, cursor.schedule.plan(key.epoch), self._around.pop(key))
@@ -400,7 +400,7 @@ class AsyncLoader(BaseLoader):
 
     def _begin_pass(self) -> None:
         """Take the seed of a run that begins, and warn of stored order in what looks like training."""
-        if self._wiring.label:  # of a DataModule, or beside another loader
+        if self._wiring.label:  # the loader belongs to a DataModule, or reads beside another one
             return
         begins = self._cursor.state.saved is None and not self._cursor.coming.epoch
         if begins and self.world_size == 1:
@@ -474,7 +474,7 @@ class AsyncLoader(BaseLoader):
                 if not self._changes.found() or not (pipeline.worker_count or engine.copies):  # nothing is read ahead
                     return engine
                 self._say(logging.INFO, CHANGED)
-                if engine.side is None or not engine.side.capturing:  # else a graph, in which nothing can be dropped
+                if engine.side is None or not engine.side.capturing:  # a graph being recorded drops nothing
                     engine.rest()
                     pipeline.renew(self._setup(pipeline.setup.plan), self._wanted(engine))
                     engine.queue.prefetch(self._wanted(engine))

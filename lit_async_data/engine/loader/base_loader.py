@@ -343,7 +343,7 @@ class BaseLoader(BatchIterator):
 
     @property
     def device(self) -> torch.device:
-        """Where batches are handed out. Setting it drops batches that were read ahead; the order goes on."""
+        """The device of the batches. Setting it drops batches that were read ahead; the order goes on."""
         assert self._device is not None
         return self._device
 
@@ -424,7 +424,7 @@ class BaseLoader(BatchIterator):
 
     @contextlib.contextmanager
     def _request(self) -> Iterator[None]:
-        """Unless it comes to an end, the engine will be replaced."""
+        """Mark a request: if an interrupt ends it, the engine is replaced."""
         run = self._run
         run.interrupted = True
         try:
@@ -470,7 +470,7 @@ class BaseLoader(BatchIterator):
         run.interrupted = True  # until it is closed: if that is interrupted, it is done again
         try:
             engine.close(wait=wait)
-        except Exception:  # it is closed all the same
+        except Exception:  # the engine is closed all the same
             self._forget(engine, seen)
             raise
         self._forget(engine, seen)

@@ -108,7 +108,7 @@ class Quarantine:
 
 
 class Done(NamedTuple):
-    steps: int  # that count as done
+    steps: int  # number of steps that are done
     over: bool  # whether the epoch is over with them, as where a limit ends it
 
 
@@ -252,7 +252,7 @@ class Resuming:
         if place.over or not place.position:
             return place
         world = plan.world_size
-        if rest <= 0:  # by force
+        if rest <= 0:  # with ``force``
             self.why_over = f"it has {self._now.samples} samples now, and the saved place is sample {place.position}"
         elif plan.drops_all(place.position):
             self.why_over = (

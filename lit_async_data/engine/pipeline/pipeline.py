@@ -72,7 +72,7 @@ class SlotState(enum.Enum):
     LENT = "the user, as long as any view of it lives"
     COPYING = "the device reads from it"
 
-    __hash__ = object.__hash__  # of an Enum it is a Python function, which each transition would call
+    __hash__ = object.__hash__  # Enum has one in Python, which each transition would call
 
 
 FREE, FILLING, READY, LENT, COPYING = SlotState
@@ -239,7 +239,7 @@ class ReadTask:
     slot: int
     keys: Sequence[BatchIndex]
     schedule: Schedule  # the order at the time of the claim
-    generation: int  # of the pipeline, at that time
+    generation: int  # `Pipeline._generation` at that time
     worker: int | None  # None for the consumer's thread
     ids: Callable[[Indices], Indices]  # from samples to the numbers that errors show
     around: AroundBadSamples | None = None  # None if bad samples are errors
@@ -462,7 +462,7 @@ class Pipeline(abc.ABC):
 
     @abc.abstractmethod
     def set_workers(self, count: int) -> None:
-        """After the first request."""
+        """Change the number of workers, after the first request."""
 
     @abc.abstractmethod
     def _wait(self, key: BatchIndex, seconds: float) -> None:

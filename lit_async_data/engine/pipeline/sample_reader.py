@@ -168,7 +168,7 @@ class BadSample(NamedTuple):
 
 
 class ReadAround(NamedTuple):
-    samples: tuple[int, ...]  # of the batch
+    samples: tuple[int, ...]  # the samples of the batch
     bad: tuple[BadSample, ...]
 
 

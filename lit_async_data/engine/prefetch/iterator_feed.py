@@ -92,7 +92,7 @@ class ReaderThread:
             if not self.pulled:
                 return None
             pulled = self.pulled[0]
-        if isinstance(pulled.host, Unpacked):  # it stays there, so that the thread takes no memory meanwhile
+        if isinstance(pulled.host, Unpacked):  # it stays in `pulled`, so that the thread takes no memory
             if not self.has_room:
                 return None
             try:
@@ -100,7 +100,7 @@ class ReaderThread:
             except Exception as error:  # noqa: BLE001  # raised in the batch's place
                 pulled = Pulled(HostBatch(error=error), None, pulled.seconds)
         with self._lock:
-            if self.pulled:  # else the pass was ended in another thread
+            if self.pulled:  # else another thread has ended the pass
                 self.pulled.popleft()
             self._changed.notify_all()
         return pulled
@@ -155,7 +155,7 @@ class ReaderThread:
         worker = self.worker  # read once: another thread may close it, too
         if worker is not None and not all_ended([worker]):
             return False
-        self.worker = None  # it refers to us
+        self.worker = None  # it refers to this object
         # Free the iterator and its worker processes, even if an error that the user keeps refers to this object.
         self.iterator = iter(())
         return True

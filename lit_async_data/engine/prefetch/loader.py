@@ -193,7 +193,7 @@ class PrefetchedLoader(BaseLoader):
 
     @property
     def device(self) -> torch.device:
-        """Where batches are handed out. When it is set, a pass that has begun stays where it is."""
+        """The device of the batches. A pass that has begun stays on its device if another one is set."""
         return streams.exact_device(self._device)
 
     @device.setter
@@ -332,7 +332,7 @@ class PrefetchedLoader(BaseLoader):
             raise StopIteration
         fill, key = feed.ready + engine.queue.ready, BatchIndex(at.started - 1, at.step)
         if at.step and key.epoch != feed.expected.epoch and not begins_nothing(self.loader):
-            at = at._replace(lost=at.lost or "a stop in another thread")  # which replaced the engine during `next`
+            at = at._replace(lost=at.lost or "a stop in another thread")  # it replaced the engine during `next`
         if at.lost:
             raise ClosedError(
                 f"{at.lost} has ended this pass after {at.step} batches: the batches that were read ahead are lost; "
@@ -341,14 +341,14 @@ class PrefetchedLoader(BaseLoader):
         # If nothing was read ahead, the loader's state is the one before this batch. `IteratorFeed.begun` is the first.
         if self._stateful and at.counted is not None and at.state is None and at.step:
             self._cursor.state = at = at._replace(state=state_of(self.loader.state_dict))  # type: ignore[attr-defined]
-        run.interrupted = True  # unless this comes to an end
+        run.interrupted = True  # until the request ends
         try:
             take = engine.queue.take
             batch = ranged(NEXT, take, key) if profiled() else take(key)
             if not self._wiring.externally_driven:
                 try:
                     engine.queue.prefetch(BatchIndex(key.epoch, key.step + 1))
-                except Exception as error:  # noqa: BLE001  # of a later batch
+                except Exception as error:  # noqa: BLE001  # an error of a later batch
                     self._failed_ahead(error)
             run.asked_s = time.perf_counter()
             took_s = run.asked_s - started
@@ -549,7 +549,7 @@ def prefetched(
         raise ConfigError(
             f"prefetched(loader): {type(loader).__name__} prefetches by itself; set its device and device_depth"
         )
-    given: object = loader  # by its type never a source
+    given: object = loader  # its declared type excludes a source
     if isinstance(given, Source):
         raise ConfigError(
             f"prefetched(loader): {loader!r} is a source, not a loader; write AsyncLoader(source, "

@@ -107,7 +107,7 @@ class Channel:
     def stacks(self) -> str:
         found = "no answer: it is stopped, has not started yet, or C code in it holds the GIL\n"
         ours, its = socket.socketpair()
-        with ours, its, contextlib.suppress(OSError):  # it takes too long, or has ended
+        with ours, its, contextlib.suppress(OSError):  # the process takes too long, or has ended
             socket.send_fds(self.control, [ASKED], [its.fileno()])
             its.close()
             ours.settimeout(STACKS_S)
@@ -125,7 +125,7 @@ class Channel:
 def close(channels: Sequence[Channel]) -> None:
     """End processes, within two seconds. Idempotent."""
     for channel in channels:
-        with contextlib.suppress(OSError):  # it has ended; or this is the second call
+        with contextlib.suppress(OSError):  # the process has ended, or this is the second call
             channel.control.shutdown(socket.SHUT_RDWR)  # a fork of this process may keep it open
         channel.reports.close()
         channel.tasks.close()
