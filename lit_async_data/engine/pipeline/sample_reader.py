@@ -125,7 +125,8 @@ class SampleReader:
         assert hooks is not None
         for first in range(0, len(samples), hooks.capacity):
             run = slice(first, first + hooks.capacity)
-            hooks(keyed[run], functools.partial(self._read, keyed[run]), into, rows[run])
+            part = keyed[run]
+            hooks(part, functools.partial(self._read, part), into, rows[run])
         for key in self.concat:
             for place, row in enumerate(rows if length_key(key) in into else ()):
                 length, made = into[key].lengths[row], into[length_key(key)][row]
@@ -326,7 +327,7 @@ class Ahead:
 
 @dataclasses.dataclass(frozen=True)
 class ReaderSetup:
-    """The task of a pipeline, in this process or in reader processes."""
+    """The reader, the order and the resources of a pipeline, in this process or in reader processes."""
 
     read: SampleReader
     schedule: Schedule
