@@ -47,7 +47,7 @@ BUDGET = {
     "engine/device": 1250,
     "engine/hooks": 650,
     "engine/loader": 1820,
-    "engine/pipeline": 1110,
+    "engine/pipeline": 1120,
     "engine/prefetch": 1200,
     "engine/processes": 1320,
     "engine/resources": 580,

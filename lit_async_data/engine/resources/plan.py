@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lit_async_data.options import LoaderOptions
 
 
-# The least batches in a window of `WorkerTuner`; fewer workers have begun the first of them.
+# The least number of batches in a window of `WorkerTuner`; fewer workers have begun the first of them.
 WINDOW = 16
 # Another worker is tried if the loop waits for more than this share of the time. It stays if it brings this share of
 # the possible gain: a second worker can halve the waiting.
