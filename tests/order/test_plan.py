@@ -119,6 +119,17 @@ def test_amplification_equals_a_simulation(length, rows, batch_size):
     assert amplification(length, rows, batch_size) == pytest.approx(max(simulated, 1), rel=0.35)
 
 
+def test_a_part_of_the_samples_of_several_steps_keeps_their_positions():
+    given = {"batch_size": 4, "shuffle": "global", "seed": 1, "rank": 1, "world_size": 3}
+    plan = EpochPlan(length=50, epoch=2, repeats=True, **given)
+    keyed, edges = plan.stretch(1, 3)
+    for step, (begin, end) in enumerate(itertools.pairwise(edges), 1):
+        part = keyed[begin:end]
+        assert part.samples.tolist() == plan.batch(step).tolist()
+        assert (part.epoch, part.keys(np.negative).tolist()) == (2, plan.positions(step).tolist())
+    assert EpochPlan(length=50, epoch=2, **given).stretch(1, 1)[0].keys(np.negative).max() <= 0
+
+
 def test_a_stretch_of_steps_equals_its_single_batches():
     for length, world_size in ((42, 1), (43, 3), (25, 8)):
         plan = EpochPlan(
