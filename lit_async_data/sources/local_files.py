@@ -1,11 +1,11 @@
 """Local files: descriptors, patterns of names, retries, lists of bad samples, the cache folder.
 
-CPython runs signal handlers between Python instructions, also between ``os.open`` and the assignment of its result. An
-interrupt (Ctrl-C) there leaks the descriptor. If C code calls ``os.open`` and stores the result, there is no such
-moment. A file object closes its descriptor when it is freed.
+CPython runs signal handlers between Python instructions, also between ``os.open`` and the assignment of its result: an
+interrupt (Ctrl-C) there leaks the descriptor. So C code calls ``os.open`` and stores the result. A file object closes
+its descriptor when it is freed.
 
 A kept file holds a head, which names the data, a body, and the CRC-32 of both. It is used only if the same head would
-be written now. One that a crash or a full disk has cut short is detected, so writing needs no fsync.
+be written now. A file that a crash or a full disk has cut short is detected, so writing needs no fsync.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data import system
-from lit_async_data.errors import ConfigError, MissingError, SourceError, few
+from lit_async_data.errors import ChangedError, ConfigError, MissingError, SourceError, few
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.table.formats import printable_path
@@ -42,7 +42,7 @@ ADVICE = {
 
 
 def advice_on(error: BaseException | None) -> str | None:
-    """What to do if no descriptor was left; None for another error."""
+    """What to do if the system had no descriptor left; None for another error."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in ADVICE:
             return f"{os.strerror(error.errno)}; {ADVICE[error.errno]}"
@@ -50,26 +50,38 @@ def advice_on(error: BaseException | None) -> str | None:
     return None
 
 
+def file_state(path: str) -> tuple[int, int, int]:
+    """Inode, bytes and time of a file."""
+    with opening_errors(path):
+        status = os.stat(path)
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def changed_error(path: str) -> ChangedError:
+    what = "changed since the source was built; build the source again"
+    return ChangedError(f"{printable_path(path)}: {what}", file=path)
+
+
 def raise_if_none_left(error: OSError) -> None:
-    """For ``onerror`` of ``os.walk``, which skips unreadable folders."""
+    """For ``onerror`` of ``os.walk``: unreadable folders are skipped, but not for want of descriptors."""
     if error.errno in ADVICE:
         raise error
 
 
-# Beginnings of addresses, such as s3://bucket/x.h5, and of paths of Windows.
+# Beginnings of addresses, such as s3://bucket/x.h5, and of Windows paths.
 _ADDRESS = re.compile(r"data:|[A-Za-z][A-Za-z0-9+\-]+:[/\\]")
 _WINDOWS = re.compile(r"[A-Za-z]:[/\\]|\\\\")
 
 
 def expanded(path: str, root: str = "") -> str:
-    """A path as a shell makes it of ``~`` and ``$NAME``, unless a file is called so; the path of a ``file://``."""
+    """A path with ``~`` and ``$NAME`` expanded, unless a file has that very name; the path of a ``file://`` address."""
     if path.startswith(("file:///", "file://localhost/")):
         return urllib.parse.unquote(path.removeprefix("file://").removeprefix("localhost"))
     return path if os.path.lexists(os.path.join(root, path)) else os.path.expandvars(os.path.expanduser(path))
 
 
 def not_local(path: str) -> str:
-    """Why a path leads to no file of this machine; empty if it may."""
+    """Why a path cannot name a file of this machine; empty if it can."""
     if os.name != "nt" and _WINDOWS.match(path):
         return "a path of Windows; give the path that leads there on this system, such as /mnt/c/…, or paths below root"
     if _ADDRESS.match(path):
@@ -78,14 +90,14 @@ def not_local(path: str) -> str:
 
 
 def local_path(given: str | os.PathLike[str]) -> str:
-    """The absolute path that a user means. An address is a `MissingError` that says how to fetch it."""
+    """The absolute path; an address is a `MissingError` that says how to fetch it."""
     path = expanded(os.fspath(given))
     if why := not_local(path) or "no path: it holds a NUL" * ("\0" in path):
         raise MissingError(f"{path!r}: {why}" if "\0" in path else f"{path}: {why}", file=path)
     return os.path.abspath(path)
 
 
-# What is found in place of other files: their first bytes, what they are, and what to do.
+# Files that users give by mistake: first bytes, description, and advice.
 _MISTAKEN = {
     rb"version https://git-lfs": "a pointer of Git LFS; fetch the file by git lfs pull",
     rb"(?i)\s*<(!doctype html|html)": "a web page, as a failed download leaves; fetch the file again",
@@ -101,12 +113,11 @@ _MISTAKEN = {
     rb"\x93NUMPY": "a .npy array; read it by kind: npy",
     rb"PAR1": "a Parquet table; give it to ManifestSource",
 }
-# The bytes that `mistaken` needs.
-HEAD_BYTES = 400
+HEAD_BYTES = 400  # that `mistaken` needs
 
 
 def mistaken(head: bytes) -> str:
-    """What a file is by its first bytes, and what to do; empty if it is nothing that is taken for other files."""
+    """Description and advice for a file that was given by mistake, by its first bytes; empty for other files."""
     return next((what for pattern, what in _MISTAKEN.items() if re.match(pattern, head)), "")
 
 
@@ -140,12 +151,12 @@ def opening(path: str, flags: int = 0) -> io.FileIO:
 
 
 def changed_recently(*times_ns: int) -> bool:
-    """Whether a file with these times may change without a new one."""
+    """Whether a file with these times may change again without a new time."""
     return abs(time.time_ns() - max(times_ns)) < RECENT_NS
 
 
 def is_pattern(path: str) -> bool:
-    """A file of that very name is none."""
+    """Whether a path has wildcards and no file has that very name."""
     return glob.has_magic(path) and not os.path.exists(path)
 
 
@@ -179,13 +190,13 @@ def files_matching(pattern: str) -> list[str]:
 
 
 def folder_of(pattern: str) -> str:
-    """In front of the first wildcard."""
+    """The folder in front of the first wildcard."""
     while glob.has_magic(pattern):
         pattern = os.path.dirname(pattern)
     return pattern
 
 
-# A file server that fails over answers again after a while. ESTALE: it does not know the open file any more.
+# Errors of a file server that fails over, and answers again after a while.
 TRANSIENT = (errno.EIO, errno.ESTALE)
 PAUSE_S = 0.1
 # libhdf5 writes the number into its message; h5py sets it as an attribute only on errors of opening a file.
@@ -220,7 +231,7 @@ Exclude = Sequence[int] | str | os.PathLike[str] | Indices  # jsonargparse makes
 
 
 def bad_sample(source: Source, sample: int, error: BaseException) -> dict[str, str | int | None]:
-    """The line on a sample, whose number is as for `Source.locate`."""
+    """A line of a list of bad samples; ``sample`` is a number as `Source.locate` takes it."""
     place: Any = source.locate([sample])[0]
     name, path = getattr(place, "id", None), getattr(place, "path", None)
     name, cause = int(sample) if name is None else name, " ".join(str(error).split())
@@ -228,10 +239,7 @@ def bad_sample(source: Source, sample: int, error: BaseException) -> dict[str, s
 
 
 class StoredSamples(NamedTuple):
-    """Consecutive samples of a source.
-
-    If each row is a group or dataset of its own, ``names`` has what the ``*`` in ``group`` stands for, as bytes.
-    """
+    """Consecutive samples of a source. If each is a group or dataset, ``names`` replace the ``*`` in ``group``."""
 
     file: str
     group: str
@@ -271,7 +279,7 @@ def kept_samples(
 
 
 def _listed(exclude: str | os.PathLike[str], parts: Sequence[StoredSamples], name: str) -> dict[int, dict[int, str]]:
-    """The rows of each part, with their paths."""
+    """For each part, the path of each listed row."""
     given = local_path(exclude)
     lines = [line for path in (files_matching(given) if is_pattern(given) else [given]) for line in _lines_of(path)]
     same = _same_files({file for file, *_ in lines}, {part.file for part in parts})
@@ -290,7 +298,7 @@ def _listed(exclude: str | os.PathLike[str], parts: Sequence[StoredSamples], nam
 
 
 def _lines_of(path: str) -> list[tuple[str, str, int, str]]:
-    """File, group, row and path of each line."""
+    """File, group, row and path in each line."""
     found: list[tuple[str, str, int, str]] = []
     try:
         with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
@@ -308,7 +316,7 @@ def _lines_of(path: str) -> list[tuple[str, str, int, str]]:
 
 
 def _same_files(listed: Collection[str], files: Collection[str]) -> dict[str, str]:
-    """The file of a source for each listed path. A file that was moved is found by its name, if no other has it."""
+    """The file of the source for each listed path. A moved file is found by its name, if no other file has it."""
     real = {os.path.realpath(file): file for file in files}
     same = {each: real[path] for each in listed if (path := os.path.realpath(each)) in real}
     gone = [each for each in listed if not os.path.exists(each)]
@@ -320,7 +328,7 @@ def _same_files(listed: Collection[str], files: Collection[str]) -> dict[str, st
 
 
 def _error(message: str) -> ConfigError:
-    return ConfigError(f"{message}", "exclude")
+    return ConfigError(message, "exclude")
 
 
 _log = logging.getLogger(__name__)
@@ -339,7 +347,7 @@ class CacheFolder:
         except OSError as error:
             text = f"{path} cannot be made: {error.strerror}; give another folder"
             raise ConfigError(text, "cache_dir", file=path) from error
-        if (owner := found.st_uid) != system.user_id():  # whoever writes a file decides which values are read
+        if (owner := found.st_uid) != system.user_id():  # the owner decides which values are read
             text = f"{path} belongs to user {owner}, and you are {system.user_id()}; give a folder of yours"
             raise ConfigError(text, "cache_dir", file=path)
         if os.name == "posix" and found.st_mode & 0o022:
@@ -361,7 +369,7 @@ class CacheFolder:
         return data[len(head) : -4]
 
     def store(self, of: str, name: str, head: bytes, body: bytes) -> None:
-        """Processes may do so at once, and failing to do so is no error."""
+        """Keep a file. Several processes may do so at once; a failure is logged, not raised."""
         import secrets
 
         path, data = os.path.join(self._path, name), head + body

@@ -24,7 +24,7 @@ from lit_async_data.sources.local_files import HEAD_BYTES, Exclude, StoredSample
 from lit_async_data.sources.manifest.files import RootDirectory
 from lit_async_data.sources.table import formats
 from lit_async_data.sources.table.embedded import EmbeddedFiles
-from lit_async_data.sources.table.formats import GIVEN, arrow, is_list, printable_path, quoted
+from lit_async_data.sources.table.formats import arrow, is_list, printable_path, quoted
 from lit_async_data.sources.table.labels import Null, parsed_text
 from lit_async_data.sources.table.table import Table
 
@@ -303,51 +303,38 @@ class Rows:
             return [None] * len(samples)
         return list(self.table.text(self.id, samples))
 
-    def place(self, sample: int) -> tuple[str, int]:
-        file, row = self.table.origin.place(sample)
-        return self.table.origin.folder or GIVEN if file is None else file, row
-
     def locations(self, samples: Indices, paths: Sequence[str | None]) -> list[Location]:
-        places = map(self.place, samples.tolist())
+        places = map(self.table.origin.place, samples.tolist())
         return [
             TableRow(file, row, name, path)
             for (file, row), name, path in zip(places, self.ids(samples.tolist()), paths, strict=True)
         ]
 
     def where(self, sample: int) -> str:
-        file, row = self.place(sample)
+        file, row = self.table.origin.place(sample)
         (name,) = self.ids([sample])
-        return f"{self.table.origin.row} {row} of {printable_path(file)}" + (
-            "" if name is None else f", id {quoted(name)}"
-        )
+        named = "" if name is None else f", id {quoted(name)}"
+        return f"{self.table.origin.row} {row} of {printable_path(file)}{named}"
 
     def with_row(
         self, error: AsyncDataError, sample: int, path: str | None = None, hint: str = "", where: str = ""
     ) -> AsyncDataError:
-        _, row = self.place(sample)
-        kind = type(error)
+        _, row = self.table.origin.place(sample)
         if path is not None and isinstance(error, MissingError):
             hint += _similar_path(path)
-        located = kind(
-            f"{self.where(sample)}: {where}{error}{hint}",
-            file=path or error.file,
-            dataset=error.dataset,
-            row=row,
-            sample_id=sample,
+        message, place = f"{where}{error}{hint}", self.where(sample)
+        located = type(error)(
+            message, place=place, file=path or error.file, dataset=error.dataset, row=row, sample_id=sample
         )
         located.__cause__ = error.__cause__
         return located
-
-    def error(self, sample: int, message: str, *, column: str | None = None) -> ManifestError:
-        file, row = self.place(sample)
-        return ManifestError(f"{self.where(sample)}: {message}", file=file, dataset=column, row=row, sample_id=sample)
 
     # -- how samples belong together ---------------------------------------------------------------------------------
 
     def parts(self) -> tuple[Part, ...]:
         files = self.table.origin.files
         if not files:
-            return (Part(self.table.origin.folder or GIVEN, "/", "", len(self)),)
+            return (Part(self.table.origin.paths[0], "/", "", len(self)),)
         counts = np.bincount(self._file_numbers(), minlength=len(files)).tolist()
         above = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
         return tuple(
@@ -369,8 +356,8 @@ class Rows:
             return [named[0] or "" for each in paths for named in [each.named(np.array([sample]))]]
 
         origin, rows, first = self.table.origin, self._row_numbers(), self.table.origin.starts[:-1].tolist()
-        files, counts = origin.files or [origin.folder or GIVEN], np.diff(origin.starts).tolist()
-        parts = zip(files, counts, np.split(rows, np.searchsorted(rows, first[1:])), first, strict=True)
+        counts, own_rows = np.diff(origin.starts).tolist(), np.split(rows, np.searchsorted(rows, first[1:]))
+        parts = zip(origin.paths, counts, own_rows, first, strict=True)
         stored = [StoredSamples(file, "/", count, own - start) for file, count, own, start in parts]
         return kept_samples(exclude, stored, origin.name, paths_of)
 

@@ -99,8 +99,8 @@ class HDF5Fields:
         if wrong.size:
             first = int(wrong[0])
             message = f"{files[place[first]]} has rows 0 to {lengths[place[first]] - 1}, not {rows[first]}"
-            message += "; correct the row number"
-            raise self.paths.rows.error(int(samples[first]), message, column=next(iter(self._columns.values())).row)
+            message, column = f"{message}; correct the row number", next(iter(self._columns.values())).row
+            raise self.paths.rows.table.origin.error(message, row=int(samples[first]), column=column)
         return source, starts(lengths)[place] + rows
 
     @property
@@ -277,7 +277,6 @@ class Fields:
         table = with_hdf5_columns(hdf5, table, reader)
         table = _without(table, reader, [table.missing(each.row) for each in hdf5.values() if each.null == "drop"])
         if id is not None:
-            table.check_ids(id)
             table = table.with_ids(id)
         for key, column in files.items():
             _check_paths(key, column, table)

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
 
-from lit_async_data.errors import ChangedError, CorruptError, FormatError
+from lit_async_data.errors import CorruptError, FormatError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import MemoryNeeds, Reservation, StorageLayout, starts
-from lit_async_data.sources.local_files import opening_errors
+from lit_async_data.sources.local_files import changed_error, file_state
 from lit_async_data.sources.table.formats import arrow, booleans_of, is_list, printable_path, quoted, values_of
 from lit_async_data.system import ProcessGuard
 
-# Groups that stay in memory where nobody has reserved room: the next sample is mostly of one of them.
-_FEW = 2
-State = tuple[int, int, int]  # inode, bytes and time of a file
+_FEW = 2  # groups that stay in memory without a reservation
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +28,7 @@ def storage_type(kind: Any) -> Any:
 
 
 def holds_bytes(kind: Any, *, lists: bool = True) -> bool:
-    """Whether values are bytes, or records of bytes and a path, as Hugging Face writes them, or lists of these."""
+    """Whether values are bytes, records of bytes and a path (as Hugging Face writes them), or lists of either."""
     types, kind = arrow("types"), storage_type(kind)
     if is_list(kind):
         return lists and holds_bytes(kind.value_type, lists=False)
@@ -42,11 +39,9 @@ def holds_bytes(kind: Any, *, lists: bool = True) -> bool:
 
 
 class EmbeddedFiles:
-    """Files in rows of a table, with the members of an Arrow array that `Table` uses. Immutable and thread-safe.
+    """Files in rows of a table; has the members of an Arrow array that `Table` uses. Immutable and thread-safe.
 
-    Attributes:
-        groups: Where the bytes are.
-        rows: The row of each file, counted over all groups; int64.
+    ``rows`` is the row of each file, counted over all groups; int64.
     """
 
     def __init__(self, groups: Groups, rows: Indices) -> None:
@@ -59,7 +54,7 @@ class EmbeddedFiles:
         return type(self)(self.groups, self.rows[values_of(numbers)])
 
     def counts(self) -> Indices:
-        """How many files each row has; −1 without a value."""
+        """Number of files in each row; −1 without a value."""
         return self.groups.counts()[self.rows]
 
     def is_null(self, **_: Any) -> Any:
@@ -70,7 +65,7 @@ class EmbeddedFiles:
         return int(self.is_null().true_count)
 
     def file(self, number: int, item: int = 0) -> tuple[bytes | None, str | None]:
-        """The bytes of a file of a row, and what the row names as their path."""
+        """The bytes of a file of a row, and the path that the row names beside them."""
         return self.groups.file(int(self.rows[number]), item)
 
     def numbers(self) -> Indices:
@@ -98,8 +93,8 @@ class Groups:
         kind: The Arrow type of the column.
         counts: Rows of each group.
         nbytes: Bytes of each group, decoded; 0 in memory.
-        load: Returns the Arrow array of a group; or one that is null, or has lists as long, where that one does.
-        complete: For each group, whether each row is known to have one file.
+        load: Returns the Arrow array of a group; with ``counted``, any array with the same nulls and lengths of lists.
+        complete: For each group, whether statistics say that each row has one file.
     """
 
     def __init__(
@@ -129,7 +124,7 @@ class Groups:
         return value["bytes"].as_py() if value.is_valid else None, named
 
     def counts(self) -> Indices:
-        """How many files each row has; −1 without a value. Reads groups whose statistics do not say it."""
+        """As `EmbeddedFiles.counts`, of all rows. Reads groups that are not ``complete``."""
         if self._counts is None:
             parts = [np.ones(count, np.int64) for count in np.diff(self.starts).tolist()]
             for group in np.flatnonzero(~np.asarray(self._complete, np.bool_)).tolist():
@@ -137,7 +132,7 @@ class Groups:
                 lengths: Any = np.ones(len(array), np.int64)
                 if is_list(array.type):
                     lengths = values_of(arrow("compute").list_value_length(array))
-                elif arrow("types").is_struct(array.type):  # also null where the record is, unlike `StructArray.field`
+                elif arrow("types").is_struct(array.type):  # null where the record is, unlike `StructArray.field`
                     array = arrow("compute").struct_field(array, ["bytes"])
                 parts[group] = np.where(booleans_of(array.is_valid()), lengths, -1)
             self._counts = np.concatenate(parts)
@@ -167,7 +162,7 @@ class Groups:
                 self._held[group] = found
                 return found
             loading = self._loading.setdefault(group, threading.Lock())
-        with loading:  # others that want the same group wait for it
+        with loading:  # other threads that need the same group wait
             if (found := self._held.get(group)) is None:
                 found = self._load(group, counted=False)
                 with self._lock:
@@ -185,7 +180,7 @@ class Groups:
 
 
 def loaded(column: Any) -> EmbeddedFiles:
-    """Those of a column in memory."""
+    """Files in a column in memory."""
     chunks = [_storage(chunk) for chunk in column.chunks]
     counts, load = list(map(len, chunks)), functools.partial(_chunk, chunks)
     groups = Groups(column.type, counts, [0] * len(counts), load, [False] * len(counts))
@@ -197,15 +192,12 @@ def _chunk(chunks: Sequence[Any], group: int, **_: Any) -> Any:
 
 
 class ParquetGroups:
-    """The row groups of Parquet files. The column is read as a whole: the paths beside the bytes are short.
-
-    Repeated bytes are held once, as the file holds them.
-    """
+    """Loads row groups of Parquet files. Repeated bytes are held once, as the file holds them."""
 
     def __init__(self, name: str, files: Sequence[str], open_file: Callable[..., Any]) -> None:
         self._name, self._files, self._open = name, files, open_file
-        self._states, self._places, self._nbytes = list[State](), list[tuple[int, int]](), list[int]()
-        self._leaves = list[tuple[str, str]]()  # of each file: what to read as a dictionary, and to count files by
+        self._states, self._places, self._nbytes = list[Any](), list[tuple[int, int]](), list[int]()
+        self._leaves = list[tuple[str, str]]()  # of each file: the leaf to read as a dictionary, the one to count by
 
     @classmethod
     def files(
@@ -214,7 +206,7 @@ class ParquetGroups:
         load, counts, complete = cls(name, files, open_file), list[int](), list[bool]()
         lists = is_list(storage_type(kind))
         for number, file in enumerate(files):
-            load._states.append(_state(file))
+            load._states.append(file_state(file))
             with open_file(file) as parquet:
                 places = {parquet.schema.column(place).path: place for place in range(len(parquet.schema))}
                 own = [leaf for leaf in places if f"{leaf}.".startswith(f"{name}.")]
@@ -235,9 +227,8 @@ class ParquetGroups:
         held, short = self._leaves[number]
         if counted and short == self._name:
             _log.info("%s: reading all of %s, because nothing else says which rows have a value", file, own)
-        changed = ChangedError(f"{printable_path(file)}: changed since the source was built; build it again", file=file)
-        if _state(file) != self._states[number]:
-            raise changed
+        if file_state(file) != self._states[number]:
+            raise changed_error(file)
         try:
             with self._open(file, read_dictionary=[held]) as parquet:
                 names = [short if counted else self._name]
@@ -250,16 +241,10 @@ class ParquetGroups:
                 raise FormatError(what, file=file, dataset=self._name) from error
             what = f"{printable_path(file)}: {own} does not decode: {quoted(str(error))}; write it again"
             raise CorruptError(what, file=file, dataset=self._name) from error
-        if _state(file) != self._states[number]:
-            raise changed
+        if file_state(file) != self._states[number]:
+            raise changed_error(file)
         return array
 
 
 def _storage(array: Any) -> Any:
     return _storage(array.storage) if isinstance(array.type, arrow().BaseExtensionType) else array
-
-
-def _state(file: str) -> State:
-    with opening_errors(file):
-        status = os.stat(file)
-    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -28,7 +28,7 @@ _MAX_QUOTED = 200  # most characters of a value in a message
 
 
 def quoted(value: object) -> str:
-    """Printable ASCII on one line, at most 200 characters."""
+    """A value for a message: printable ASCII on one line, at most 200 characters."""
     text = ascii(value)
     return text if len(text) <= _MAX_QUOTED else f"{text[: _MAX_QUOTED - 1]}…"
 
@@ -43,7 +43,7 @@ class RowOrigin(NamedTuple):
     kept: Indices | None = None  # the rows of the files that the table has; int64, ascending. None: all
     ids: Any = None  # the id of each row of the table, an Arrow array; None if rows have no ids
     folder: str | None = None  # the folder that was listed as a table, whose rows are files; None for a table
-    orders: Mapping[str, str] = {}  # by column, orders of its categories that do not fit together, in words
+    orders: Mapping[str, str] = {}  # by column, the contradictory orders of its categories, in words
 
     @classmethod
     def of_file(cls, path: str, rows: int = 0) -> RowOrigin:
@@ -51,37 +51,36 @@ class RowOrigin(NamedTuple):
 
     @property
     def untyped(self) -> bool:
-        """Whether the files store no types, as CSV and TSV."""
+        """Whether the files are CSV or TSV, which store no types."""
         return any(re.search(r"\.[ct]sv(\.gz)?$", file.lower()) for file in self.files)
 
     @property
     def name(self) -> str:
-        if not self.files:
-            return GIVEN if self.folder is None else printable_path(self.folder)
-        first, *others = self.files
+        first, *others = self.paths
         return printable_path(first) + (f" and {len(others)} more" if others else "")
 
     @property
     def row(self) -> str:
         return "row" if self.folder is None else "file"
 
-    def place(self, row: int) -> tuple[str | None, int]:
-        """File, and row in it; None and the given row for a table in memory."""
+    @property
+    def paths(self) -> Sequence[str]:
+        """The files; for a table in memory, its folder or `GIVEN`."""
+        return self.files or [self.folder or GIVEN]
+
+    def place(self, row: int) -> tuple[str, int]:
+        """One of `paths`, and the row in it."""
         number = row if self.kept is None else int(self.kept[row])
-        if not self.files:
-            return None, number
         file = int(np.searchsorted(self.starts, number, side="right")) - 1
-        return self.files[file], number - int(self.starts[file])
+        return self.paths[file], number - int(self.starts[file])
 
     def where(self, row: int) -> str:
         file, number = self.place(row)
         text = f"{self.row} {number}"
-        return text if file is None or len(self.files) == 1 else f"{text} of {printable_path(file)}"
+        return f"{text} of {printable_path(file)}" if len(self.files) > 1 else text
 
     def error(self, message: str, *, row: int | None = None, column: str | None = None) -> ManifestError:
-        file, number = (None, None) if row is None else self.place(row)
-        if row is None:
-            file = self.files[0] if len(self.files) == 1 else None
+        file, number = (self.paths[0] if len(self.paths) == 1 else None, None) if row is None else self.place(row)
         place = [self.name if file is None else printable_path(file)]
         if number is not None:
             place.append(f"{self.row} {number}")
@@ -89,6 +88,7 @@ class RowOrigin(NamedTuple):
             place.append(f"id {quoted(str(self.ids[row].as_py()))}")
         if column is not None:
             place.append(f"column {quoted(column)}")
+        file = file if self.files else self.folder
         return ManifestError(message, place=", ".join(place), file=file, dataset=column, row=number)
 
 
@@ -155,10 +155,7 @@ def is_number(value: Any) -> bool:
 
 
 def as_single_array(column: Any) -> Any:
-    """Text, categorical text, lists or plain values.
-
-    Decimals become int64 if they have no decimal places and all fit, else the nearest float64.
-    """
+    """Text, categorical text, lists or plain values; decimals as int64 if all are whole and fit, else as float64."""
     types, library = arrow("types"), arrow()
     kind = column.type
     if isinstance(kind, library.BaseExtensionType):
@@ -211,7 +208,7 @@ def _single_dictionary(column: Any) -> Any:
 
 
 def orders_of(column: Any) -> list[list[str]]:
-    """The longest order of the categories in a chunk of a column; and one that contradicts it, if there is one."""
+    """The longest order of categories in any chunk of a column, and another order that contradicts it, if any."""
     if not (is_categorical(column.type) and column.type.ordered):
         return []
     orders = [chunk.dictionary.to_pylist() for chunk in column.chunks]
@@ -232,19 +229,19 @@ def list_lengths(array: Any) -> Indices:
 
 
 def lists_of(values: Any, lengths: Indices, missing: Any) -> Any:
-    """From their values one after the other; null where ``missing`` is true."""
+    """Lists from their joined values and lengths; null where ``missing`` is true."""
     return arrow().LargeListArray.from_arrays(np.append(0, np.cumsum(lengths)), values, mask=missing)
 
 
 def first_texts(lists: Any) -> Any:
-    """The first text of each list; empty for an empty one."""
+    """The first text of each list; "" for an empty list."""
     compute = arrow("compute")
     filled = compute.greater(compute.list_value_length(lists), 0)
     return lists.values.take(compute.if_else(filled, lists.offsets.slice(0, len(lists)), None)).fill_null("")
 
 
 def with_suffix(array: Any, suffix: str) -> Any:
-    """Text, or whole numbers as digits, with an ending where it is missing."""
+    """Text, or whole numbers as digits, with ``suffix`` where it is missing."""
     compute, text = arrow("compute"), array.cast(arrow().large_string())
     ending, nothing = (arrow().scalar(each, arrow().large_string()) for each in (suffix, ""))
     ended = compute.ends_with(text, suffix, ignore_case=True)
@@ -252,7 +249,7 @@ def with_suffix(array: Any, suffix: str) -> Any:
 
 
 def places_in(lengths: Indices) -> tuple[Indices, Indices]:
-    """Of all values of lists, one after the other: the number of the list, and the place in it."""
+    """For each value of joined lists, the number of its list and its place in that list."""
     lists = np.repeat(np.arange(len(lengths)), lengths)
     return lists, np.arange(len(lists)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
@@ -264,7 +261,7 @@ def _concatenated(column: Any) -> Any:
 
 
 def values_of(array: Any, fill: float = 0) -> npt.NDArray[Any]:
-    """Whole numbers or floats as a numpy array, with nulls replaced. Do not write to it: it can share memory.
+    """Whole numbers or floats as a numpy array, which may share memory; ``fill`` replaces nulls.
 
     Avoids `to_numpy` and Arrow scalars: each imports pandas if installed, which takes 0.17 seconds at the first batch.
     """
@@ -279,7 +276,7 @@ def values_of(array: Any, fill: float = 0) -> npt.NDArray[Any]:
 
 
 def booleans_of(array: Any) -> npt.NDArray[np.bool_]:
-    """Nulls as False; see `values_of`."""
+    """As `values_of`; nulls become False."""
     return values_of(array.cast(arrow().uint8())).view(np.bool_)
 
 
@@ -290,7 +287,7 @@ def first_true_row(array: Any) -> int:
 
 
 def arrow_integers(rows: Indices) -> Any:
-    """Shares the memory of int64 values."""
+    """An Arrow array that shares the memory of int64 values."""
     library = arrow()
     return library.Array.from_buffers(library.int64(), len(rows), [None, library.py_buffer(np.ascontiguousarray(rows))])
 
@@ -314,15 +311,13 @@ def numpy_values(array: Any) -> npt.NDArray[Any]:
     return shared
 
 
-_BLOCK = 2**24  # of the parser, which also limits the size of a row
+_BLOCK = 2**24  # bytes that the parser reads at a time; also the largest size of a row
 _UTF8 = "utf-8"
-_END = "\x02end"  # a cell of the row that is read after the last one of the file
+_END = "\x02end"  # the cells of a row that is appended to the file
 
 
 class TextFormat(NamedTuple):
-    """No delimiter is a comma in CSV, a tab in TSV."""
-
-    delimiter: str | None = None
+    delimiter: str | None = None  # None: a comma in CSV, a tab in TSV
     encoding: str = _UTF8
 
     @classmethod
@@ -348,10 +343,9 @@ DEFAULT_FORMAT = TextFormat()
 
 
 def read_delimited(path: str, delimiter: str, wanted: Sequence[str], codec: str = _UTF8) -> Any:
-    """Columns as text that is not checked to be UTF-8.
+    """Columns of text, not yet checked to be UTF-8. Empty cells are null, also quoted ones.
 
-    A cell is null if it is empty, quoted or not. A row with a wrong number of cells, or an open quote, is an error;
-    rows count from 0 after the header, without empty lines.
+    Rows count from 0 after the header, without empty lines.
     """
     origin = RowOrigin.of_file(path)
     header = column_names(path, delimiter, codec)
@@ -360,7 +354,7 @@ def read_delimited(path: str, delimiter: str, wanted: Sequence[str], codec: str 
     last_row = delimiter.join([_END] * len(header))
     try:
         table, fault = _parsed(path, delimiter, wanted, codec, last_row)
-        if fault is not None:  # only one thread counts rows
+        if fault is not None:  # several threads do not count rows
             table, fault = _parsed(path, delimiter, wanted, codec, last_row, threads=False)
     except UnicodeError:
         raise origin.error(f"is not {codec}, as encoding says; leave out encoding if it is UTF-8") from None
@@ -370,7 +364,7 @@ def read_delimited(path: str, delimiter: str, wanted: Sequence[str], codec: str 
         cells = f"{fault.actual_columns} cells, but the first line has {fault.expected_columns}"
         hint = "; is a quote never closed?" if "\n" in fault.text else ""
         raise _error(path, fault.number - 2, cells + hint)
-    # pyarrow takes an unclosed quote for the rest of the file, without an error; then the last row is part of a cell.
+    # pyarrow reports no unclosed quote: the cell contains the rest of the file, with the appended row.
     last = table.num_rows - 1
     if table.column(wanted[0])[last].as_py() != _END:
         raise _error(path, last, "a quote is never closed")
@@ -380,7 +374,7 @@ def read_delimited(path: str, delimiter: str, wanted: Sequence[str], codec: str 
 def _parsed(
     path: str, delimiter: str, wanted: Sequence[str], codec: str, last_row: str, *, threads: bool = True
 ) -> tuple[Any, Any]:
-    """The table, and a row with a wrong number of cells; None if there is none."""
+    """The table, and the first row with a wrong number of cells, or None."""
     library, parser = arrow(), arrow("csv")
     faults: list[Any] = []
 
@@ -450,7 +444,7 @@ _KINDS = {bool: "true or false", int: "a number", float: "a number", str: "text"
 
 
 def read_json_lines(path: str, wanted: Sequence[str]) -> Any:
-    """Null where a line has no such key. Two types of one key, and numbers that would be rounded, are errors."""
+    """Columns by key; null where a line lacks the key. Values of two types, or numbers that would round, are errors."""
     origin, columns = RowOrigin.of_file(path), dict[str, list[Any]]((name, []) for name in wanted)
     for values in _objects(path):
         for name, listed in columns.items():
@@ -464,7 +458,7 @@ def read_json_lines(path: str, wanted: Sequence[str]) -> Any:
 
 
 def key_names(path: str) -> list[str]:
-    """Of the first lines, in the order in which they first occur."""
+    """The keys in the first lines, in order of appearance."""
     return list(dict.fromkeys(name for values in itertools.islice(_objects(path), _NAMED_LINES) for name in values))
 
 
@@ -485,7 +479,7 @@ def _array(path: str, name: str, listed: list[Any]) -> Any:
 
 
 def surrogate_row(values: Iterable[Any]) -> int | None:
-    """The row of the first text, also in a list, that UTF-8 cannot encode."""
+    """The first row with text, also in a list, that UTF-8 cannot encode."""
     texts = (
         json.dumps(each, ensure_ascii=False, default=lambda one: getattr(one, "tolist", one.__str__)())
         for each in values

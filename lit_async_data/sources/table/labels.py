@@ -1,4 +1,4 @@
-"""`Labels`: one numeric value per row, from columns of numbers or text; and text that is no names of classes."""
+"""`Labels`: one numeric value per row, from columns of numbers or text; and checks that text names classes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ MISSING = ["", "nan", "NaN", "NAN", "NA", "N/A"]  # as spreadsheets and pandas w
 _DIGITS = r"[+\-\u2212]?(\d+([.,]\d*)?|[.,]\d+)([eEdD][+\-]?\d+)?"
 _PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
-# What people write where there is no number. Whole numbers beside one of them may be classes.
+# Words for a missing number. A column of these and whole numbers may hold classes.
 _NO_NUMBER = frozenset({"?", "-", "--", ".", "na", "n/a", "nan", "none", "null", "unknown", "missing"})
 _NO_NUMBER |= {"inf", "-inf", "<na>", "#n/a"}
 _UNITS = "[numckµμ]?m|[mckuµμ]?m[23²³]|in|ft|[mkuµμn]?g|lbs?|[muµμn]s|sec|mins?|hrs?|[kmg]?hz|°[cf]?|deg|rad|[mk]?v"
 _UNITS += "|k?wh?|[kmgt]i?b|[km]?pa|m?bar|mmhg|db|[mcdµμ]?l|bpm|px|k?cal|usd|eur|[$€£¥]"
-# A decimal comma, the minus sign of typesetters, per cent, a unit or currency; groups of thousands; a fraction; other
-# bases than ten; a vector with or without brackets. Without a blank, one letter is no unit: 3D, 20s.
+# Numbers in other notations: a decimal comma, a typographic minus, per cent, a unit or currency; groups of thousands; a
+# fraction; other bases than ten; a vector. Without a blank, one letter is no unit: 3D, 20s.
 _OTHER = re.compile(
     rf"[$€£¥]?\s*{_DIGITS}\s*(%|‰)?|{_DIGITS}(\s+([smghlvwkj]|{_UNITS})|(?![a-z]\b)({_UNITS}))"
     rf"|[$€£¥]?[+\-\u2212]?\d{{1,3}}([.,'_ \u00a0\u202f]\d{{3}})+([.,]\d+)?|[+\-\u2212]?\d+\s*[/\u2044]\s*\d+"
@@ -42,15 +42,15 @@ _OTHER = re.compile(
     rf"|{_DIGITS}([ \t,;]+{_DIGITS})+|[\[(]\s*({_DIGITS}([\s,;]+{_DIGITS})*)?[\s,;]*[\])]",
     re.ASCII | re.IGNORECASE,
 )
-# How Python shows an object.
+# The repr of a Python object.
 _REPR = re.compile(r"[\w.]+\([\[{'\"].*\)|((np|torch|datetime)\.\w+|tensor)\(.*\)|b'.*'|<.+ at 0x\w+>", re.DOTALL)
-# Endings of files that hold data; and folders that absolute paths begin with, unlike /m/01g317, a class of AudioSet.
+# Suffixes of data files, and first folders of absolute paths; /m/01g317 is a class of AudioSet.
 _FILES = "jpe?g|png|tiff?|webp|bmp|gif|npy|npz|h5|hdf5?|h5ad|nc4?|zarr|dcm|dicom|nii|nrrd|mha|mhd|svs|czi|csv|tsv|txt"
 _FILES += "|xml|ya?ml|jsonl?|parquet|arrow|feather|pkl|pickle|pth?|ckpt|mat|wav|mp3|flac|ogg|m4a|mp4|avi|mov|mkv"
 _FILES += "|webm|zip|tar|t?gz|bz2|xz|7z|edf|bdf|fif|las|laz|ply|pcd|stl|pdf|docx?|bam|vcf|fast[aq]|tfrecords?|bin|raw"
 _ROOTS = "home|root|data|mnt|media|scratch|users|volumes|tmp|var|opt|srv|datasets?|projects?|work|workspaces?|share"
 _ROOTS += "|storage|gpfs|lustre|nfs|beegfs|fsx|efs|dbfs|cluster|export|net|raid|ssd|nvme|content|kaggle"
-# An address; a path of a drive, a share, the home folder, a variable, or the folder that a program runs in; a file.
+# An address; a path from a drive, a share, the home folder, a variable or the working directory; a file name.
 _PATH = re.compile(
     r"[a-z][a-z0-9+.-]*://.+|[a-z]:[\\/].+|\\\\\w.*|(~\w*|\.\.?|\$\w+|\$\{\w+\}|%\w+%)[\\/].+"
     rf"|/({_ROOTS})\d*/.+|(.*[\\/])?[^\\/]+\.({_FILES})[\\/]?|([\w.-]+\\)+[\w.-]+",
@@ -60,7 +60,7 @@ _MEANINGS = {
     **dict.fromkeys(("true", "t", "yes", "y", "on"), True),
     **dict.fromkeys(("false", "f", "no", "n", "off"), False),
 }
-# What programs write for a missing value.
+# Texts that programs write for a missing value.
 _ABSENT = frozenset({"nan", "NaN", "NAN", "NaT", "NA", "<NA>", "N/A", "n/a", "#N/A", "None", "null", "NULL"})
 _STORED = "store numbers as numbers; Parquet and JSON Lines keep lists, and with separator= a cell holds several texts"
 MOST_CLASSES = 2**16  # text with more distinct values is not taken for classes
@@ -79,7 +79,7 @@ def _holds_text(kind: Any) -> bool:
 
 
 def _entries(array: Any) -> Any:
-    """Without texts outside of the array that share its buffers."""
+    """The texts of an array, without others in its buffers."""
     if is_list(array.type):
         return _entries(array.flatten())
     return array.dictionary.take(array.unique().indices.drop_null()) if formats.is_categorical(array.type) else array
@@ -94,7 +94,7 @@ def _is_not_utf8(array: Any) -> bool:
 
 
 def _first_bad_row(array: Any, is_bad: Callable[[Any], bool]) -> int:
-    """By bisection: ``is_bad`` tells whether a slice has a bad row, and the whole array has."""
+    """By bisection; ``is_bad`` says whether a slice has a bad row, as the whole array does."""
     low, high = 0, len(array)
     while high - low > 1:
         middle = (low + high) // 2
@@ -106,7 +106,7 @@ def _first_bad_row(array: Any, is_bad: Callable[[Any], bool]) -> int:
 
 
 def as_numbers(array: Any, column: str, origin: RowOrigin, owners: Indices | None = None) -> Any:
-    """As int64, or as float64 if some are no whole numbers; a number that would be rounded is an error.
+    """Text as int64, or float64 if some numbers are not whole; a number that would be rounded is an error.
 
     ``owners`` is the row of each value; None: value i is in row i.
     """
@@ -140,9 +140,11 @@ def as_numbers(array: Any, column: str, origin: RowOrigin, owners: Indices | Non
 
 
 def parsed_text(array: Any, column: str, origin: RowOrigin, separator: str | None, *, kind: str | None) -> Any:
-    """Text as lists and numbers, as the options say: with a separator, an empty cell has no value."""
+    """Text split into lists by a separator, and read as numbers if the kind says so. An empty cell becomes null."""
     compute, numbers = arrow("compute"), kind == "number"
     if formats.is_categorical(array.type) and (separator is not None or numbers):
+        if separator is None and array.type.ordered and not any(map(formats.is_number, array.dictionary.to_pylist())):
+            return array.indices  # such as the stored numbers of a ClassLabel
         array = array.dictionary_decode()
     if separator is not None:
         if not is_text(array.type):
@@ -170,7 +172,7 @@ def _trimmed(array: Any) -> Any:
 
 
 def digits_of(array: Any) -> Any:
-    """Whole numbers, also stored as floats, as text; other arrays as they are."""
+    """Whole numbers, also those stored as floats, as text; other arrays unchanged."""
     whole = _cast(array, arrow().int64()) if arrow("types").is_floating(array.type) else array
     return whole.cast(arrow().string()) if whole and arrow("types").is_integer(whole.type) else array
 
@@ -183,24 +185,19 @@ def _cast(array: Any, kind: Any) -> Any:
 
 
 def check_notation(array: Any, column: str, origin: RowOrigin) -> None:
-    several = is_list(array.type)
-    entries = array.flatten() if several else array
-    if formats.is_categorical(entries.type):
-        entries = entries.dictionary_decode()
-    distinct = entries.unique().drop_null()
+    distinct = _entries(array).unique().drop_null()
     if len(distinct) > MOST_CLASSES:
         return
-    what = "" if origin.folder else no_classes(distinct.to_pylist(), several=several)  # folders of classes are classes
-    if what:
+    texts = distinct.to_pylist()
+    if not origin.folder and (what := no_classes(texts, several=is_list(array.type))):  # folders of classes are classes
         raise origin.error(f"{what}, or set kind: class if these are the names of classes", column=column)
-    note_names(f"{origin.name}: column {quoted(column)}", tuple(distinct.to_pylist()))
+    note_names(f"{origin.name}: column {quoted(column)}", tuple(texts))
 
 
 def no_classes(distinct: Iterable[str], *, several: bool = False) -> str:
-    """What texts seem to be if not names of classes, and what to do; empty for names.
+    """Says that texts look like paths, JSON, numbers or booleans, not like names of classes, and what to do; else "".
 
-    They are paths, JSON, or numbers, vectors or booleans in another notation. Dates, ``1-2``, ``1.2.3``, ``a/b`` and
-    ``3D`` are names.
+    Dates, ``1-2``, ``1.2.3``, ``a/b`` and ``3D`` are names.
     """
     texts = [text for text in map(str.strip, distinct) if text not in MISSING]
     known = [text for text in texts if text.casefold() not in _NO_NUMBER]
@@ -227,13 +224,13 @@ def no_classes(distinct: Iterable[str], *, several: bool = False) -> str:
 
 
 def trim(name: str) -> str:
-    """Without blanks and a byte order mark, in one Unicode form; blank names stay."""
+    """A name without blanks and byte order mark around it, in Unicode form NFC; a blank name is unchanged."""
     return unicodedata.normalize("NFC", name.strip().strip("\ufeff").strip()) or name
 
 
 @functools.lru_cache(maxsize=16)
 def note_names(where: str, names: tuple[str, ...]) -> None:
-    """Warn once of names that `trim` makes alike, and of those that may stand for no value."""
+    """Warn once of names that `trim` makes equal, and of names that may stand for a missing value."""
     counts = collections.Counter(map(trim, names))
     if alike := [name for name in names if trim(name) != name and counts[trim(name)] > 1]:
         what = "differ from other names only by blanks or Unicode form, and count as these"
@@ -260,14 +257,14 @@ Fail = Callable[[int, str], SourceError]
 
 
 class Labels(NamedTuple):
-    # As int64, bool or floats, shape (rows, ...). With several classes per row: uint8 of shape (rows, classes), or
-    # float32 with ``null="ignore"``.
+    # int64, bool or floats, shape (rows, ...). For several classes per row: uint8, shape (rows, classes); float32 with
+    # ``null="ignore"``.
     values: Array
-    # The names of the values 0, 1, 2, …; with several classes per row, of the columns; empty for numbers.
+    # Names of the values 0, 1, 2, …; for several classes per row, names of the columns; empty for numbers.
     classes: tuple[str, ...] = ()
-    # Rows without a value that are to be dropped, ascending; int64. Their values are undefined.
+    # Rows to drop, ascending; int64. Their values are undefined.
     dropped: Indices = _NONE
-    texts: tuple[str, ...] = ()  # what the values 0, 1, 2, … stand for, if that is text but no class
+    texts: tuple[str, ...] = ()  # texts with the numbers 0, 1, 2, …, if they are not classes
     masked: bool = False  # whether rows of several texts may be padded, with `IGNORED`
 
     def mask(self, samples: Indices) -> npt.NDArray[np.bool_]:
@@ -279,7 +276,7 @@ class Labels(NamedTuple):
         return FieldSpec(self.values.shape[1:], self.values.dtype, masked=self.masked, **names)
 
     def of_classes(self, classes: Sequence[str], fail: Fail) -> Labels:
-        """As numbers of other names; ``fail`` takes a row with another name, and that name."""
+        """Renumbered by other names; ``fail`` gets the first row whose name is not among them, and the name."""
         values, own = self.values, self.classes or self.texts
         numbers = {name: number for number, name in enumerate(classes)}
         trimmed = str if self.texts else trim
@@ -302,7 +299,7 @@ class Labels(NamedTuple):
         return self._replace(values=renumbered, **named)
 
     def cast(self, dtype: np.dtype[Any] | None, fail: Fail) -> Labels:
-        """May round fractions; ``fail`` takes a row that does not fit."""
+        """May round fractions; ``fail`` gets the first row whose value does not fit."""
         values = self.values
         if dtype is None or values.dtype == dtype:
             return self
@@ -331,7 +328,7 @@ def labels_of(
     null: Null = "error",
     together: bool = False,
 ) -> Labels:
-    """From arrays as of `as_single_array`; see `Table.labels`. With ``together``, the values get an axis of columns."""
+    """Labels from arrays as `as_single_array` returns them. With ``together``, all columns form one vector per row."""
     several = not together and formats.is_text_list(columns[0][1].type)
     if null == "zero" and not several:
         raise ConfigError("zero is for several classes per row; set ignore or drop", "null")
@@ -345,7 +342,7 @@ def labels_of(
 
 
 def texts_of(array: Any, name: str, origin: RowOrigin, null: Null, max_length: int | None) -> Labels:
-    """Text, or whole numbers as digits, as numbers of its distinct values in order; lists padded with `IGNORED`."""
+    """Text, or whole numbers as digits, numbered in order of its distinct values; lists are padded with `IGNORED`."""
     if null == "zero":
         raise ConfigError("zero is for several classes per row; set ignore or drop", "null")
     flat = array.flatten() if is_list(array.type) else array
@@ -368,7 +365,7 @@ def texts_of(array: Any, name: str, origin: RowOrigin, null: Null, max_length: i
 
 
 def padded_length(lengths: Indices, most: int | None, origin: RowOrigin, name: str) -> tuple[int, bool]:
-    """The length that lists are padded to, and whether they may be padded at all."""
+    """The length that lists are padded to, and whether padding may occur."""
     longest = int(lengths.max(initial=0))
     if not longest:
         raise origin.error("every list in it is empty", column=name)
@@ -427,7 +424,7 @@ def _with_null_option(
 ) -> Labels:
     values, missing, classes = column
     if several and null == "ignore":
-        # Always, so that the dtype does not depend on the rows.
+        # Also without missing values, so that the dtype does not depend on the rows.
         values = values.astype(np.float32)
         values[missing] = np.nan
     rows = np.flatnonzero(missing)

@@ -1,4 +1,4 @@
-"""`Table`: columns of the rows that filters keep, from files of any format or from memory; `TableReader` reads more."""
+"""`Table`: columns of a table, of the rows that filters keep; `TableReader` reads further columns of these rows."""
 
 from __future__ import annotations
 
@@ -58,8 +58,6 @@ _OPERATORS = (*_COMPARE, "in", "not in")
 
 
 class Filter(NamedTuple):
-    """A row without a value meets none."""
-
     column: str
     operator: str
     value: Any
@@ -91,13 +89,6 @@ def _checked(given: Filter) -> Filter:
 
 def _is_list(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
-
-
-def rows_meeting(filters: Sequence[Filter], table: Any, origin: RowOrigin) -> npt.NDArray[np.bool_]:
-    mask = np.ones(table.num_rows, np.bool_)
-    for each in filters:
-        mask &= _met(each, formats.as_single_array(table.column(each.column)), origin)
-    return mask
 
 
 def _met(given: Filter, array: Any, origin: RowOrigin) -> npt.NDArray[np.bool_]:
@@ -162,15 +153,16 @@ def read_table(
     given: Any, wanted: Sequence[str], filters: Sequence[Filter], text_format: TextFormat = formats.DEFAULT_FORMAT
 ) -> tuple[Any, RowOrigin]:
     """A ``pyarrow.Table`` with at least one row, and the origin of its rows; see `Table.of`."""
-    arrow()  # raises first if pyarrow is missing
+    arrow()  # an error about pyarrow comes before errors about files
     if isinstance(given, str | os.PathLike):
         files = files_of(os.fspath(given))
         table, origin = _concatenated(files, [_from_file(file, wanted, filters, text_format) for file in files])
     else:
-        _check_no_text_format(text_format, "a table in memory")
         folder, given = given if isinstance(given, FolderTable) else (None, given)
-        read = _filtered_table(_from_memory(given, _all_names(wanted, filters)), wanted, filters, [])
-        table, origin = read.table, RowOrigin([], np.array([0, read.rows]), read.kept, folder=folder)
+        _check_no_text_format(text_format, "a table in memory" if folder is None else "a folder")
+        origin = RowOrigin([], np.zeros(1, np.int64), folder=folder)
+        read = _filtered_table(_from_memory(given, _all_names(wanted, filters), origin), wanted, filters, origin)
+        table, origin = read.table, origin._replace(starts=np.array([0, read.rows]), kept=read.kept)
     total = int(origin.starts[-1])
     if not total:
         raise origin.error("has no rows; a source needs at least one sample")
@@ -223,7 +215,7 @@ def _from_file(path: str, wanted: Sequence[str], filters: Sequence[Filter], text
             table = formats.read_json_lines(path, names)
         else:
             table = formats.read_delimited(path, text_format.delimiter or delimiter, names, text_format.encoding)
-    return _filtered_table(table, wanted, filters, [path])
+    return _filtered_table(table, wanted, filters, RowOrigin.of_file(path, table.num_rows))
 
 
 def _check_content(path: str, suffix: str) -> None:
@@ -243,16 +235,18 @@ def _suffix_of(path: str) -> str:
     return suffix
 
 
-def _filtered_table(table: Any, wanted: Sequence[str], filters: Sequence[Filter], files: list[str]) -> _Read:
+def _filtered_table(table: Any, wanted: Sequence[str], filters: Sequence[Filter], origin: RowOrigin) -> _Read:
     rows, selected = table.num_rows, _with_class_names(table.select(list(wanted)))
     if not filters:
         return _Read(selected, rows, None)
-    mask = rows_meeting(filters, table, RowOrigin(files, np.array([0, rows])))
+    mask = np.ones(rows, np.bool_)
+    for each in filters:
+        mask &= _met(each, formats.as_single_array(table.column(each.column)), origin)
     return _Read(selected.filter(arrow().array(mask)), rows, np.flatnonzero(mask))
 
 
 def _with_class_names(table: Any) -> Any:
-    """Numbers of a Hugging Face ``ClassLabel`` as categories, −1 as missing; unless trimming makes names equal."""
+    """Numbers of a Hugging Face ``ClassLabel`` as categories, −1 as missing; not if `trim` makes two names equal."""
     library, compute = arrow(), arrow("compute")
     for place, name in enumerate(table.column_names):
         with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):  # not as Hugging Face writes it
@@ -290,9 +284,8 @@ def _check_types(files: list[str], read: list[_Read], origin: RowOrigin) -> None
             raise origin.error(message, column=name)
 
 
-def _from_memory(given: Any, names: Sequence[str]) -> Any:
+def _from_memory(given: Any, names: Sequence[str], origin: RowOrigin) -> Any:
     library = arrow()
-    origin = RowOrigin([], np.zeros(2, np.int64))
     if isinstance(given, library.Table):
         formats.check_columns(given.column_names, names, origin)
         return given.select(list(names))
@@ -355,7 +348,7 @@ def _read_parquet(path: str, names: Sequence[str]) -> Any:
             raise CorruptError(what, file=path) from error
         table = arrow().concat_tables(read or [file.schema_arrow.empty_table().select(plain)])
         columns = {name: table.column(name) for name in plain}
-        # `Table.of` puts `EmbeddedFiles` in the place of these nulls.
+        # `Table.of` replaces these nulls by `EmbeddedFiles`.
         rows = file.metadata.num_rows
         columns |= {name: arrow().nulls(rows, storage_type(types[name])) for name in names if name not in plain}
         table = arrow().table({name: columns[name] for name in names})
@@ -374,24 +367,17 @@ def _parquet_file(path: str, *, memory_map: bool = True, read_dictionary: Sequen
 # -- columns in memory -------------------------------------------------------------------------------------------------
 
 
-_NONE = np.empty(0, np.int64)
-
-
 def _embedded(name: str, column: Any, origin: RowOrigin) -> EmbeddedFiles:
     if not origin.files:
         return loaded(column)
     rows = np.arange(len(column)) if origin.kept is None else origin.kept
-    # Not mapped: a file that becomes shorter would end the process.
-    return ParquetGroups.files(
-        name, column.type, origin.files, rows, functools.partial(_parquet_file, memory_map=False)
-    )
+    # Without a memory map: a file that becomes shorter would end the process.
+    open_file = functools.partial(_parquet_file, memory_map=False)
+    return ParquetGroups.files(name, column.type, origin.files, rows, open_file)
 
 
 class Table:
-    """Columns, arrays as from `as_single_array`. Immutable, thread-safe and picklable.
-
-    Text takes its bytes and 4 bytes per row (8 if a column has 2 GiB or more); numbers take the size of their type.
-    """
+    """Columns, each an array as `as_single_array` returns it, or `EmbeddedFiles`. Immutable, thread-safe, picklable."""
 
     def __init__(self, columns: Mapping[str, Any], origin: RowOrigin) -> None:
         self._columns = dict(columns)
@@ -401,10 +387,10 @@ class Table:
     def of(
         cls, given: Any, columns: Sequence[str], filters: Any = None, text_format: TextFormat = formats.DEFAULT_FORMAT
     ) -> Table:
-        """Read columns of a table; arguments are those of `ManifestSource`.
+        """Read columns of a table; the arguments are as for `ManifestSource`.
 
-        Several files are read in the order of their paths. All columns of CSV and TSV are text, and an empty cell is
-        null. A row without a value meets no filter. Text is read as a number if it is compared with one.
+        Files are read in natural order of their paths. All columns of CSV and TSV are text; an empty cell is null. A
+        filter leaves out rows without a value, and reads text as numbers to compare it with a number.
         """
         names = list(dict.fromkeys(columns))
         read, origin = read_table(given, names, filters_of(filters), text_format)
@@ -412,7 +398,7 @@ class Table:
         arrays = {}
         for name in names:
             column = remaining.column(name)
-            # Drop the chunks of this column, so that it is not held twice.
+            # Drop the chunks of this column, so that memory does not hold it twice.
             remaining = remaining.drop_columns(name) if remaining.num_columns > 1 else None
             if len(orders := formats.orders_of(column)) > 1:
                 origin = origin._replace(orders={**origin.orders, name: " and ".join(map(quoted, orders))})
@@ -428,7 +414,7 @@ class Table:
         return len(next(iter(self._columns.values())))
 
     def text(self, name: str, rows: Sequence[int] | Indices) -> list[str]:
-        """In any order; whole numbers as digits."""
+        """The text of rows, in any order; whole numbers as digits."""
         array = self._text_column(name)
         wanted = np.asarray(rows, np.int64).reshape(-1)
         numbers = formats.arrow_integers(wanted)
@@ -450,25 +436,22 @@ class Table:
         separator: str | None = None,
         max_length: int | None = None,
     ) -> Labels:
-        """One value per row; the other arguments are those of `Column`.
+        """One value per row; the other arguments are as for `Column`.
 
-        Whole numbers become int64; floats and bools keep their type; text becomes the number of its class; lists of
-        numbers become vectors, and all must have one length; lists of text become 1 for each class in the list, else 0.
-        Several columns of numbers become the columns of one array. Kind ``"number"`` reads text as numbers: int64, or
-        float64 if some are fractions; ``"class"`` takes whole numbers as classes, too; ``"text"`` numbers text
-        that is no class, also in lists.
+        Whole numbers become int64; floats and bools keep their type; text becomes the number of its class. Lists of
+        numbers become vectors of one length; lists of text become 1 for each class in the list, else 0. Several columns
+        of numbers become the columns of one array.
         """
         if kind == "text" and isinstance(name, str):
             texts = parsed_text(self.array(name), name, self.origin, separator, kind=None)
             return texts_of(texts, name, self.origin, null, max_length)
-        names = [name] if isinstance(name, str) else name
-        arrays = {each: self.array(each) for each in names}
-        if kind == "class" or classes is not None:  # whole numbers are names, too
-            arrays = {each: digits_of(array) for each, array in arrays.items()}
-        columns = [
-            (each, parsed_text(array, each, self.origin, separator, kind=kind)) for each, array in arrays.items()
-        ]
-        for each, array in columns:
+        names, columns = [name] if isinstance(name, str) else name, list[tuple[str, Any]]()
+        for each in names:
+            array = self.array(each)
+            if kind == "class" or classes is not None:
+                array = digits_of(array)  # whole numbers can be names of classes
+            array = parsed_text(array, each, self.origin, separator, kind=kind)
+            columns.append((each, array))
             text = is_text(array.type) or formats.is_categorical(array.type) or formats.is_text_list(array.type)
             if kind == "class" and not text:
                 what = f"column {quoted(each)} holds {array.type}, neither text nor whole numbers"
@@ -479,7 +462,7 @@ class Table:
         return labels_of(columns, self.origin, classes=vocabulary, null=null, together=names is name)
 
     def first(self, name: str, separator: str | None = None) -> Any:
-        """Of a list, or a cell with a separator, the first value in it; None without any."""
+        """The first value in a column, also inside a list or a cell with a separator; None if there is none."""
         array = self.array(name)
         if isinstance(array, EmbeddedFiles):
             filled = np.flatnonzero(array.counts() > 0)
@@ -520,20 +503,18 @@ class Table:
         columns = {name: array.take(numbers) for name, array in self._columns.items()}
         return Table(columns, origin._replace(kept=kept, ids=ids))
 
-    def with_ids(self, name: str) -> Table:
-        return Table(self._columns, self.origin._replace(ids=self._text_column(name)))
-
     def missing(self, name: str, separator: str | None = None) -> Indices:
         array = self.array(name)
         if separator is not None and self.is_text(name):
             array = parsed_text(array, name, self.origin, separator, kind=None)
-        return np.flatnonzero(formats.booleans_of(array.is_null())) if array.null_count else _NONE
+        return np.flatnonzero(formats.booleans_of(array.is_null()))
 
     def is_text(self, name: str) -> bool:
         kind = self.array(name).type
         return is_text(kind) or formats.is_categorical(kind)
 
-    def check_ids(self, name: str) -> None:
+    def with_ids(self, name: str) -> Table:
+        """With a column as the ids of the rows, which must be unique."""
         array = self._text_column(name)
         if array.null_count:
             row = formats.first_true_row(array.is_null())
@@ -548,6 +529,7 @@ class Table:
             where = f"{quoted(value)} in {self.origin.where(again)} and {self.origin.where(first)}"
             message = f"{repeated.size} ids occur more than once, as {where}; give each row another id"
             raise self.origin.error(message, row=again, column=name)
+        return Table(self._columns, self.origin._replace(ids=array))
 
     def _text_column(self, name: str) -> Any:
         array = self.array(name)
@@ -557,24 +539,21 @@ class Table:
 
 
 class TableReader:
-    """A table and the selection of its rows, which columns that are read later have, too.
-
-    The arguments are those of `Table.of`. A stream is read as a whole, because it can be read only once.
-    """
+    """Reads columns of the selected rows of a table, at any time; the arguments are as for `Table.of`."""
 
     def __init__(self, given: Any, filters: Any, text_format: TextFormat = formats.DEFAULT_FORMAT) -> None:
         if isinstance(given, str | os.PathLike):
             # Absolute, because the working directory may change.
             given = local_path(given)
         elif hasattr(given, "read_all"):
-            given = arrow().table(given)
+            given = arrow().table(given)  # a stream, which can be read only once
         self._given, self._filters, self._text_format = given, filters, text_format
         self._is_detached = False
         self._selected: Indices | None = None
         self._states: dict[str, tuple[int, ...]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without the user's table in memory; the columns in use are pickled with `Fields`.
+        # Without a table in memory, since `Fields` holds the columns in use.
         return vars(self) if isinstance(self._given, str) else {**vars(self), "_given": None, "_is_detached": True}
 
     def columns(self, names: Sequence[str]) -> Table:
@@ -586,8 +565,7 @@ class TableReader:
         after = self._file_states()
         for file in {**before, **after}:
             if before.get(file) != after.get(file):
-                what = f"{formats.printable_path(file)}: changed since the source was built; build the source again"
-                raise ChangedError(what, file=file)
+                raise local_files.changed_error(file)
         self._states = after
         return table if self._selected is None else table.taken(self._selected)
 
@@ -597,13 +575,8 @@ class TableReader:
         return set(map(str, array.unique().drop_null().to_pylist()))
 
     def _file_states(self) -> dict[str, tuple[int, ...]]:
-        """Inode, bytes and time of each file; empty for a table in memory."""
-        states: dict[str, tuple[int, ...]] = {}
-        for file in files_of(self._given) if isinstance(self._given, str) else []:
-            with opening_errors(file):
-                status = os.stat(file)
-            states[file] = status.st_ino, status.st_size, status.st_mtime_ns
-        return states
+        files = files_of(self._given) if isinstance(self._given, str) else []
+        return {file: local_files.file_state(file) for file in files}
 
     def select(self, rows: Indices) -> None:
         self._selected = rows if self._selected is None else self._selected[rows]

@@ -33,18 +33,18 @@ def test_ids_must_be_different():
     table = held(
         {"a": ["x", "y", "z", "w"], "b": [1, 2, 1, 1], "c": list("xyxx"), "n": ["x", None, "y", "z"], "f": [0.5] * 4}
     )
-    table.check_ids("a")
+    table.with_ids("a")
     for name, value in (("b", "1"), ("c", "'x'")):
         message = f"{value} in row 2 and row 0; give each row"
         with pytest.raises(ManifestError, match=message) as caught:
-            table.check_ids(name)
+            table.with_ids(name)
         assert caught.value.row == 2
     with pytest.raises(ManifestError, match="row 1, column 'n': no id"):
-        table.check_ids("n")
+        table.with_ids("n")
     with pytest.raises(ManifestError, match="column 'f': holds double; give text"):
-        table.check_ids("f")
+        table.with_ids("f")
     with pytest.raises(ManifestError, match=r"7 ids occur more than once, as '0' in row 1 and row 0"):
-        held({"a": [str(row // 2) for row in range(14)]}).check_ids("a")
+        held({"a": [str(row // 2) for row in range(14)]}).with_ids("a")
 
 
 def test_columns_that_are_read_later_leave_out_the_same_rows(file):
