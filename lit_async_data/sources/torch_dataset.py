@@ -30,15 +30,11 @@ from lit_async_data.sources.contract.user_code import READING, Path, Watch, put_
 
 log = logging.getLogger(__name__)
 
-# Samples are collected up to this many bytes before they are copied; no memory budget counts these bytes.
-COLLECTED_BYTES = 4 * 2**20
-# Larger pickles are not kept. Arrays and tensors are not copied, and count for nothing.
-MOST_BYTES = 2**28
-# torch copies fewer elements than this in the calling thread. For more it uses its thread pool, which the training step
-# needs.
-GRAIN = 32768
+COLLECTED_BYTES = 4 * 2**20  # of samples that are collected before they are copied; no memory budget counts these
+MOST_BYTES = 2**28  # of a pickle that is kept; arrays and tensors are not copied, and do not count
+GRAIN = 32768  # elements from which on torch copies in its thread pool, which the training step needs
 ALTERNATIVE = "prefetched(loader) takes a DataLoader of your own for such batches"
-# Separate the keys of random numbers for samples from those for ``set_epoch``; other keys follow in `calls.py`.
+# Separate the random numbers of samples and of ``set_epoch``; other keys follow in `calls.py`.
 SAMPLE_KEYS, EPOCH_KEYS = 0, 1
 _LABELS = "classes", "targets", "target_transform"  # attributes
 
@@ -137,11 +133,10 @@ class DatasetSource(Source):
             FormatError: A sample has other keys, shapes or types than sample 0.
             ReadError: The dataset raised an error, which is chained.
         """
-        # Lists, and datasets over lists, would count negative numbers from the end.
-        check_range(samples, self)
+        check_range(samples, self)  # lists, and datasets over lists, would count negative numbers from the end
         numbers = samples.tolist()
         block = max(COLLECTED_BYTES // max(self._spec.nbytes, 1), 1)
-        # Values are copied under the lock too: a dataset may reuse their memory in its next call.
+        # Values are copied under the lock, too: the next call of the dataset may reuse their memory.
         with self._lock:
             self._follow_epoch()
             returned = self._returned(numbers, READING.numbers(samples))
@@ -153,7 +148,7 @@ class DatasetSource(Source):
 
     @property
     def _lock(self) -> threading.Lock:
-        # One lock per process: a forked child could wait forever for a lock that a thread of its parent held.
+        # One lock per process: in a forked child, a thread of the parent could hold the lock forever.
         return self._locks.setdefault(os.getpid(), threading.Lock())
 
     # -- a dataset that changes -------------------------------------------------------------------------------------
@@ -192,7 +187,7 @@ class DatasetSource(Source):
         epoch = READING.epoch
         if epoch in (None, self._epoch) or self._is_driven or not (followers := self._found_followers()):
             return
-        self._look()  # so that changes of the user are not taken for those that follow
+        self._look()  # the user's changes are not those of `set_epoch`
         if READING.key is not None:
             seed_generators(*READING.keys(EPOCH_KEYS, np.array([epoch])))
         for each in () if self._is_driven else followers:
@@ -204,7 +199,7 @@ class DatasetSource(Source):
         self._of_epoch.update(self._watch.look(self.dataset))
 
     def _found_followers(self) -> list[Any]:
-        """The datasets with a method ``set_epoch``, but for those inside another one of these."""
+        """The outermost datasets with a method ``set_epoch``."""
         if self._followers is None:
             found: dict[Path, Any] = {}
             for path, value in values_in(self.dataset):
@@ -254,14 +249,11 @@ class DatasetSource(Source):
 
     def _by_key(self, numbers: list[int], returned: Iterator[Any]) -> list[Mapping[str, Any]]:
         keys, samples = self._spec.fields.keys(), []
-        for number, sample in zip(numbers, returned, strict=False):  # takes no more than these
+        for number, sample in zip(numbers, returned, strict=False):  # takes no further samples
             values = _by_key(sample)
             if values.keys() != keys:
-                raise FormatError(
-                    f"{self.name}[{number}] has the fields {list(values)}, but sample 0 has {list(keys)}; return the "
-                    "same fields for every sample",
-                    sample_id=number,
-                )
+                what = f"has the fields {list(values)}, but sample 0 has {list(keys)}; return the same fields for all"
+                raise FormatError(f"{self.name}[{number}] {what}", sample_id=number)
             samples.append(values)
         return samples
 
@@ -283,23 +275,19 @@ class DatasetSource(Source):
             # Whole-number scalars become int64.
             return array if array.ndim or array.dtype.kind not in "iu" else as_array(array.item())
         except UnfitError as error:
-            what = f"{self.name}[{number}], field {key!r}: {error}, or: {ALTERNATIVE}"
-            raise FormatError(what, sample_id=number) from None
+            raise self._unfit(number, key, f"{error}, or: {ALTERNATIVE}") from None
+
+    def _unfit(self, number: int, key: str, what: str) -> FormatError:
+        return FormatError(f"{self.name}[{number}], field {key!r}: {what}", sample_id=number)
 
     def _checked_array(self, number: int, key: str, value: Any) -> Array:
         array, field = self._array(number, key, value), self._spec[key]
         if array.shape != field.shape:
-            raise FormatError(
-                f"{self.name}[{number}], field {key!r}: shape {array.shape}, but sample 0 has shape {field.shape}; "
-                f"pad or crop in the dataset, or: {ALTERNATIVE}",
-                sample_id=number,
-            )
+            what = f"shape {array.shape}, but sample 0 has shape {field.shape}; pad or crop in the dataset"
+            raise self._unfit(number, key, f"{what}, or: {ALTERNATIVE}")
         if array.dtype != field.dtype and not np.can_cast(array.dtype, field.dtype, "safe"):
-            raise FormatError(
-                f"{self.name}[{number}], field {key!r}: dtype {array.dtype}, but sample 0 has {field.dtype}, which "
-                "cannot hold all values of it; return one dtype for all samples",
-                sample_id=number,
-            )
+            what = f"dtype {array.dtype}, but sample 0 has {field.dtype}, which cannot hold all values of it"
+            raise self._unfit(number, key, f"{what}; return one dtype for all samples")
         return array
 
 
@@ -321,7 +309,7 @@ def _length(dataset: Any) -> int:
 
 
 def _class_names(dataset: Any) -> tuple[str, ...]:
-    """Of a dataset as torchvision's, whose labels are its ``targets``."""
+    """The ``classes`` of a dataset like torchvision's, if its ``targets`` are their numbers."""
     names, targets, change = (inspect.getattr_static(dataset, name, None) for name in _LABELS)
     numbers = targets.tolist() if isinstance(targets, torch.Tensor | np.ndarray) else targets
     if change or not (isinstance(names, list | tuple) and isinstance(numbers, list) and len(numbers) == len(dataset)):
@@ -335,7 +323,7 @@ def _read_error(call: str, number: int, cause: Exception) -> ReadError:
 
 
 def _plain(sample: Any) -> Any:
-    """Some mappings compute a value only when its key is accessed."""
+    """A mapping as a dict, since some mappings compute values when these are accessed."""
     return dict(sample) if isinstance(sample, Mapping) else sample
 
 
@@ -353,7 +341,7 @@ def _names(count: int) -> tuple[str, ...]:
 
 
 def _fill_from_equal(array: Array, values: list[Any]) -> bool:
-    """In one call, faster than one by one, if all values are like it and of one kind; whether that was so."""
+    """Copy values at once, if all have the dtype and shape of the array; returns whether they have."""
     kinds = set(map(type, values))
     if kinds == {torch.Tensor}:
         return _stack(torch.from_numpy(array), values)
@@ -380,11 +368,11 @@ def _stack(target: torch.Tensor, tensors: list[Any]) -> bool:
     return True
 
 
-# -- a dataset as it was before its first sample was read, for other processes -----------------------------------------
+# -- a dataset before its first sample is read, for other processes ----------------------------------------------------
 
 
 class Unread:
-    """A pickle of a dataset: most open their files when they are first read, and then cannot be pickled any more."""
+    """A pickle of a dataset that is not read yet: many open files when they are read, and then cannot be pickled."""
 
     def __init__(self, dataset: Any) -> None:
         self._buffers: list[pickle.PickleBuffer] = []
@@ -392,20 +380,18 @@ class Unread:
         self._after = Watch()
 
     def if_needed(self, dataset: Any) -> Self | None:
-        """If the dataset could be pickled before it was read, and cannot now."""
+        """This pickle, if the dataset cannot be pickled any more; else None."""
         self._after.look(dataset)
         return self if self._data and _pickled(dataset, []) is None else None
 
     def with_changes(self, dataset: Any) -> Any:
-        """As it was, with what the user has set since."""
+        """The unread dataset with the attributes that the user has set since."""
         unread = pickle.loads(self._data or b"", buffers=self._buffers)  # noqa: S301  # of this process
         for *names, last in self._after.look(dataset, keep=False):
-            # What cannot be set there, as in a tuple, is as it was.
+            # Parts that cannot be set, as in a tuple, stay unchanged.
             with contextlib.suppress(AttributeError, LookupError, TypeError):
-                value, there = (
-                    _part(functools.reduce(_part, names, dataset), last),
-                    functools.reduce(_part, names, unread),
-                )
+                value = _part(functools.reduce(_part, names, dataset), last)
+                there = functools.reduce(_part, names, unread)
                 if _pickled(value, []) is None:
                     continue
                 if isinstance(there, list | dict):
@@ -427,7 +413,7 @@ class _Limited(io.BytesIO):
 
 
 def _shared(tensor: torch.Tensor) -> Any:
-    """Shares memory that torch would copy, if numpy can hold it."""
+    """Reduces a tensor to a numpy array, which is pickled without a copy, if numpy can hold it."""
     try:
         return torch.from_numpy, (tensor.numpy(),)
     except (TypeError, RuntimeError):
@@ -443,7 +429,7 @@ class _Pickler(Pickler):
 
 
 def _pickled(value: Any, buffers: list[pickle.PickleBuffer]) -> bytes | None:
-    """Empty if it takes too much, None if there is none."""
+    """A pickle; empty if it has more than `MOST_BYTES`, None if the value cannot be pickled."""
     memory = _Limited()
     try:
         _Pickler(memory, buffers.append).dump(value)

@@ -29,13 +29,14 @@ from lit_async_data.sources.contract.source import (
     Source,
     StorageLayout,
     check_range,
+    reserve_shares,
     slowest,
     starts,
     whole_numbers,
 )
 from lit_async_data.sources.contract.user_code import READING
 
-# The positions of samples in a batch. Consecutive ones, a slice, are read in place; scattered ones are copied there.
+# Positions in a batch. A slice of the batch is read in place; samples at scattered positions are copied.
 Positions = slice | Indices
 
 
@@ -46,10 +47,9 @@ class ComposedSource(Source):
 
     @abc.abstractmethod
     def _routed(self, samples: Indices) -> Iterator[tuple[int, Positions, Indices]]:
-        """Number of each source that has some of these samples, their positions in ``samples``, their numbers there."""
+        """For each source that has some of the samples: its number, their positions, and their numbers in it."""
 
     def __getstate__(self) -> dict[str, Any]:
-        # Cached properties are computed again.
         cached = {name for name in vars(self) if isinstance(getattr(type(self), name, 0), functools.cached_property)}
         return {name: value for name, value in vars(self).items() if name not in cached}
 
@@ -71,13 +71,9 @@ class ComposedSource(Source):
             for source in self.inside:
                 stack.callback(source.close)
 
-    @property
-    def chunks(self) -> StorageLayout:
-        """The chunks of all sources inside; ``reading`` is that of the most expensive one."""
-        return self._chunks
-
     @functools.cached_property
-    def _chunks(self) -> StorageLayout:
+    def chunks(self) -> StorageLayout:
+        """The chunks of all sources inside; ``reading`` is the most expensive way."""
         return self._composed([source.chunks for source in self.inside])
 
     def layout(self) -> StorageLayout:
@@ -141,11 +137,7 @@ class ComposedSource(Source):
 
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Reserve memory, which the sources share in proportion to the bytes that they decode."""
-        sizes = [source.memory().cacheable for source in self.inside]
-        with contextlib.ExitStack() as stack:  # releases the others if one raises
-            for source, size in zip(self.inside, sizes, strict=True):
-                stack.callback(source.reserve(chunks, cache_bytes * size // max(sum(sizes), 1)))
-            return stack.pop_all().close
+        return reserve_shares(self.inside, chunks, cache_bytes).close
 
 
 @explains_names(OF_SOURCE)
@@ -240,7 +232,7 @@ class ConcatSource(ComposedSource):
             super()._read_of(number, numbers, out, keys)
         except AsyncDataError as error:
             if error.sample_id is not None:
-                # The id counts in that source (or the source behind it); find the sample that has it there.
+                # The id belongs to that source, or a source behind it; find its sample.
                 matching = numbers[self.sources[number].ids(numbers) == error.sample_id]
                 error.sample_id = int(matching[0] + self._starts[number]) if matching.size else None
             raise
@@ -300,7 +292,7 @@ class ConcatSource(ComposedSource):
 
 
 def _numbered_alike(sources: tuple[Source, ...]) -> tuple[Source, ...]:
-    """The sources with their texts numbered alike; numbers of classes must agree already."""
+    """The sources with one numbering of texts; classes must agree already."""
     every = [source.spec.fields for source in sources]
     lists = {key: {fields[key].texts for fields in every if key in fields} for key in every[0]}
     common = {key: sorted({*itertools.chain(*texts)}) for key, texts in lists.items() if len(texts) > 1}
@@ -401,8 +393,8 @@ class SubsetSource(ComposedSource):
         lost = self._sorted_ids[np.searchsorted(self._sorted_ids[:-1], numbers)] != numbers
         if lost.any():
             raise IndexError(
-                f"sample {numbers[lost][0]} is not one of the {self.name}; locate takes their numbers in the whole "
-                "source, as errors and return_indices give them: side.locate(side.ids(np.arange(len(side))))"
+                f"sample {numbers[lost][0]} is not one of the {self.name}; locate takes numbers in the whole source, "
+                "as errors and return_indices give them: side.locate(side.ids(np.arange(len(side))))"
             )
         return self.source.locate(numbers)
 
@@ -421,13 +413,9 @@ class SubsetSource(ComposedSource):
 
     # -- how samples belong together ---------------------------------------------------------------------------------
 
-    @property
+    @functools.cached_property
     def parts(self) -> tuple[Part, ...]:
         """The parts of the whole source that have samples here; a new part begins where sample numbers decrease."""
-        return self._parts
-
-    @functools.cached_property
-    def _parts(self) -> tuple[Part, ...]:
         whole = self.source.parts
         which = np.searchsorted(starts([part.samples for part in whole]), self.samples, side="right") - 1
         counts = _lengths((np.diff(which) != 0) | (np.diff(self.samples) < 0))
@@ -450,9 +438,7 @@ class SubsetSource(ComposedSource):
 def _selected(given: Any, length: int) -> Indices:
     samples = np.asarray(given)
     if samples.ndim != 1:
-        raise ConfigError(
-            f"shape {samples.shape} does not have one axis; give numbers or a mask of shape (n,)", "samples"
-        )
+        raise ConfigError(f"shape {samples.shape} is not (n,); give numbers or a mask of one axis", "samples")
     if samples.dtype.kind == "b" and samples.size != length:
         raise ConfigError(f"a mask of {samples.size} values for {length} samples; give one value per sample", "samples")
     if samples.dtype.kind == "b":
@@ -460,10 +446,8 @@ def _selected(given: Any, length: int) -> Indices:
     if not samples.size:
         raise ConfigError("empty; select at least one sample", "samples")
     if samples.dtype.kind not in "iu":
-        raise ConfigError(
-            f"{samples[:1].tolist()[0]!r} is neither a whole number nor a bool; give sample numbers or a mask",
-            "samples",
-        )
+        what = "is neither a whole number nor a bool; give sample numbers or a mask"
+        raise ConfigError(f"{samples[:1].tolist()[0]!r} {what}", "samples")
     wrong = (samples < 0) | (samples >= length)
     if wrong.any():
         raise ConfigError(f"{samples[wrong][0]} is not a sample number; the source has 0 to {length - 1}", "samples")
@@ -473,7 +457,7 @@ def _selected(given: Any, length: int) -> Indices:
 
 
 def _lengths(changes: npt.NDArray[np.bool_]) -> Indices:
-    """Lengths of the runs of n values; ``changes``, of n - 1, says where a value differs from the next."""
+    """Lengths of the runs of n equal values; ``changes``, shape (n - 1,), says where a value differs from the next."""
     edges = np.flatnonzero(changes) + 1
     return np.diff(edges, prepend=0, append=changes.size + 1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import math
 import os
@@ -512,6 +513,15 @@ def read_all(source: Source, key: str) -> Array:
         block = values[first : first + BLOCK_SAMPLES]
         source.read_into(first + np.arange(len(block)), {key: block})
     return values
+
+
+def reserve_shares(sources: Sequence[Any], chunks: int, cache_bytes: int) -> contextlib.ExitStack:
+    """`Source.reserve` of several; they share ``cache_bytes`` in proportion to the bytes that they decode."""
+    sizes = [source.memory().cacheable for source in sources]
+    with contextlib.ExitStack() as stack:  # releases the others if one raises
+        for source, size in zip(sources, sizes, strict=True):
+            stack.callback(source.reserve(chunks, cache_bytes * size // max(sum(sizes), 1)))
+        return stack.pop_all()
 
 
 def whole_numbers(given: Any, source: Source) -> Indices:

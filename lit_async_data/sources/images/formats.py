@@ -1,7 +1,7 @@
-"""`FORMATS`: how an image of each format is recognized, opened and decoded. A new format is one entry here.
+"""`FORMATS`: how images of each format are recognized, opened and decoded. A new format is one entry here.
 
-Pillow decodes all formats; simplejpeg decodes JPEGs, and imagecodecs, where installed, plain PNGs, to the same values
-in less time. Headers of both are read here: Pillow takes longer for that, under the GIL.
+Pillow decodes all formats. simplejpeg decodes JPEGs, and imagecodecs, where installed, plain PNGs: to the same values
+in less time. This module reads the headers of both, since Pillow takes longer, under the GIL.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Format(NamedTuple):
     name: str  # in messages
     suffixes: tuple[str, ...]  # of file names, in lower case
     magic: re.Pattern[bytes]  # matches the first bytes
-    # Reads the header of a file, whose name in messages is the second argument. Errors mean damage, except errors of
-    # this package.
+    # Reads the header of a file; the second argument is its name in messages. Errors that are not of this package mean
+    # damage.
     head: Callable[[bytes, str], Head]
-    # Decodes a file at its size divided by a factor, into an array (uint8, C-contiguous) if one is given. Returns that
-    # array, an array of its own in the mode of the file, or the image in Pillow.
+    # Decodes a file at its size divided by a factor. Returns the given array (uint8, C-contiguous), a new array in the
+    # mode of the file, or the image in Pillow.
     decode: Callable[[bytes, Head, int, Bytes | None], Any]
-    factors: tuple[int, ...] = ()  # divisors of both sides that ``decode`` knows besides 1, the largest first
+    factors: tuple[int, ...] = ()  # that ``decode`` takes besides 1, the largest first
 
 
 def format_of(data: bytes, where: str) -> Format:
@@ -73,7 +73,7 @@ def format_of(data: bytes, where: str) -> Format:
 
 
 def _opened(data: bytes, plugin: str) -> Any:
-    # By its class: Image.open warns of large images, or refuses them by a limit for the whole process.
+    # By its class, since Image.open warns of large images, or refuses them by a limit for the whole process.
     return getattr(importlib.import_module(f"PIL.{plugin}ImagePlugin"), f"{plugin}ImageFile")(io.BytesIO(data))
 
 
@@ -160,10 +160,7 @@ def _not_numbers(kind: str, head: Head) -> str:
 
 
 def values_of(decoded: Any, head: Head, shape: ImageShape) -> Array:
-    """In the requested mode, or grey that becomes colours later; shape (height, width, channels).
-
-    ``decoded`` is an array in the mode of the file, or the image in Pillow.
-    """
+    """An array in the requested mode, or in grey that becomes colours later, of the result of `Format.decode`."""
     if isinstance(decoded, np.ndarray):
         if head.mode == shape.target_mode or (head.mode == "L" and shape.target_mode in ("RGB", INDICES)):
             return decoded
@@ -204,12 +201,12 @@ def _converted(image: Any, shape: ImageShape, bits: int) -> Any:
 
 # -- orientation -------------------------------------------------------------------------------------------------------
 #
-# In EXIF or XMP, found as Pillow's `exif_transpose` finds it. Pillow parses the whole block, warns of anything odd in
-# it, and takes ten times as long.
+# Found in EXIF or XMP as by Pillow's `exif_transpose`, which parses the whole block, warns of anything odd in it, and
+# takes ten times as long.
 
 
 def orientation_of(exif: bytes, xmp: bytes = b"") -> int:
-    """From 1 to 8; 1 (as stored) if there is none or it cannot be read. XMP counts if EXIF has none."""
+    """The orientation, 1 to 8, of EXIF, else of XMP; 1 (as stored) if neither has a valid one."""
     value = _exif_orientation(exif) if exif else None
     if value is None and xmp and (match := _IN_XMP.search(xmp)):
         value = int(match[1])
@@ -240,12 +237,12 @@ def upright_size(size: tuple[int, int], turned: int) -> tuple[int, int]:
 
 
 def mirrored(turned: int) -> tuple[bool, bool]:
-    """Left to right, and top to bottom."""
+    """Whether an orientation mirrors left and right, and top and bottom."""
     return turned in (2, 3, 6, 7), turned in (3, 4, 7, 8)
 
 
 def upright(pixels: Array, turned: int) -> Array:
-    """A view of stored pixels, shape (height, width, channels)."""
+    """An upright view of stored pixels, shape (height, width, channels)."""
     if turned >= 5:
         pixels = pixels.transpose(1, 0, 2)
     right_first, lower_first = mirrored(turned)
@@ -257,8 +254,8 @@ def upright(pixels: Array, turned: int) -> Array:
 _APP1, _SCAN = 0xE1, 0xDA
 _EXIF, _XMP = b"Exif\x00\x00", b"http://ns.adobe.com/xap/1.0/\x00"
 _NO_LENGTH = (0x00, 0x01, *range(0xD0, 0xDA))
-# Frames that libjpeg decodes: sequential or progressive, in Huffman or arithmetic coding. The others are lossless, with
-# which simplejpeg crashes, or hierarchical.
+# Frames that libjpeg decodes: sequential or progressive, in Huffman or arithmetic coding. Others are hierarchical, or
+# lossless, which crashes simplejpeg.
 _FRAMES = (0xC0, 0xC1, 0xC2, 0xC9, 0xCA)
 _ALL_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _JPEG_MODES = {1: "L", 3: "RGB", 4: "CMYK"}
@@ -295,7 +292,7 @@ def _jpeg_head(data: bytes, where: str) -> Head:
 
 
 def _jpeg(data: bytes, head: Head, factor: int, out: Bytes | None) -> Any:
-    """For simplejpeg, a warning of libjpeg is an error; Pillow drops these."""
+    """Decode by simplejpeg, which raises the warnings of libjpeg; Pillow drops them."""
     try:
         library = importlib.import_module("simplejpeg")
     except ImportError:
@@ -328,11 +325,10 @@ def _jpeg_by_pillow(data: bytes, head: Head, factor: int) -> Any:
 # -- PNG ---------------------------------------------------------------------------------------------------------------
 
 _PNG_MODES = {0: "L", 2: "RGB", 6: "RGBA"}  # by colour type
-# Parts that a PNG may have if imagecodecs decodes it: no transparency, and no text, which may hold the orientation.
+# Parts of PNGs that imagecodecs decodes: without transparency, and without text, which may hold the orientation.
 _PLAIN = {b"IHDR", b"IDAT", b"IEND", b"eXIf", b"pHYs", b"gAMA", b"sRGB", b"cHRM"}
 _RAW_EXIF = "Raw profile type exif"  # a text of ImageMagick
-# zlib keeps the GIL for pieces of this many bytes; getting it back would take longer than the checksum.
-_PIECE = 5 * 2**10
+_PIECE = 5 * 2**10  # bytes for which zlib keeps the GIL; to get it back would take longer than the checksum
 
 
 def _png_head(data: bytes, where: str) -> Head:
@@ -351,7 +347,7 @@ def _png_head(data: bytes, where: str) -> Head:
 
 
 def _png_parts(data: bytes) -> dict[bytes, memoryview]:
-    """The first part of each name, after comparing all checksums."""
+    """The first part of each name; compares all checksums."""
     view, parts, place = memoryview(data), dict[bytes, memoryview](), 8
     while b"IEND" not in parts:
         length, name = struct.unpack_from(">I4s", data, place)
@@ -381,7 +377,7 @@ def _png(data: bytes, head: Head, factor: int, out: Bytes | None) -> Any:
 
 @functools.cache
 def _imagecodecs() -> Any:
-    """None if it or libspng is missing."""
+    """The module; None if it or its libspng is missing."""
     try:
         library = importlib.import_module("imagecodecs")
     except ImportError:
@@ -395,11 +391,11 @@ _BITS_PER_SAMPLE, _PHOTOMETRIC, _SUBSAMPLING, _YCBCR = 258, 262, 530, 6
 
 
 def _tiff_head(data: bytes, where: str) -> Head:
-    """Pillow turns the pixels itself, and states their turned size if the orientation is in a tag."""
+    """The size is that of upright pixels if a tag holds the orientation: then Pillow turns them itself."""
     head = _head(data, where, "Tiff")
     tags = head.image.tag_v2
     raw_ycbcr = (tags.get(_PHOTOMETRIC), head.image.info.get("compression")) == (_YCBCR, "raw")
-    # Pillow 12 takes four values per pixel from these, and no version knows that some colours are left out.
+    # Pillow 12 reads four values per pixel from these, and no version knows subsampling in them.
     if raw_ycbcr and (tags.get(_SUBSAMPLING, (1, 1)) != (1, 1) or head.image.tile[0].args[0] != "YCbCr"):
         raise FormatError(
             f"{where}: a TIFF of uncompressed YCbCr, which Pillow decodes from version 13 on, if it is not "

@@ -34,14 +34,14 @@ from lit_async_data.sources.images.image_shape import (
 from lit_async_data.sources.local_files import has_word
 from lit_async_data.system import after_fork_in_child
 
-# An image is decoded at half, a quarter or an eighth of its size, where its format can, if this many times the output
-# pixels remain in each direction. On photographs this changes values about as much as JPEG compression itself (0.4 to
-# 0.9 of 255 on average); a value of 1 would change them three times as much.
+# A JPEG is decoded at half, a quarter or an eighth of its size if this many times the output pixels remain in each
+# direction. On photographs this changes values about as much as JPEG compression itself (0.4 to 0.9 of 255 on average);
+# with 1 here, three times as much.
 _MIN_OVERSAMPLING = 2
 # Images that are decoded to more pixels are decoded one at a time: each takes up to 20 bytes per pixel.
 _LARGE = 2**24
-# The kernels of torch.nn.functional.interpolate with antialias=True, which has no ``out``; its copies take a fifth of
-# the time.
+# Kernels of torch.nn.functional.interpolate with antialias=True, which has no ``out``; its copies take a fifth of the
+# time.
 _KERNELS = {"bilinear": "_upsample_bilinear2d_aa", "bicubic": "_upsample_bicubic2d_aa"}
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 _MASKS = "masks?|labels?|segs?|segmentations?|annotations?"
@@ -54,8 +54,7 @@ after_fork_in_child(_turn._at_fork_reinit)  # type: ignore[attr-defined]  # noqa
 class ImageDecoder:
     """Images of any size as arrays of one shape, stored as (H, W, C) and delivered as (C, H, W).
 
-    Attributes:
-        head: The first bytes of each file, if the rest of it is a stored sample; None if samples must be decoded.
+    ``head`` are the first bytes of files that hold a sample after these; None: files must be decoded.
     """
 
     shape: ImageShape
@@ -96,11 +95,11 @@ def decode(data: Any, shape: ImageShape, out: Array, draw: Draw, where: str) -> 
         raise ValueError(f"an array of {out.dtype} {out.shape} for an image of {shape.channels} channels")
     stored = bytes(data)  # no copy of bytes
     kind = formats.format_of(stored, where)
-    try:
+    with _damage_errors(kind, where):
         head = _checked_head(kind, stored, shape, where)
         height, width = formats.upright_size(head.size, head.turned)
         if shape.image_size is None and out.shape[:2] != (height, width):
-            raise FormatError(  # noqa: TRY301
+            raise FormatError(
                 f"{where}: {height}×{width} pixels (height × width), but {out.shape[0]}×{out.shape[1]} are expected; "
                 "give image_size to resize all images, or deliver them as they are by a DataLoader with a collate_fn "
                 "under prefetched(...)"
@@ -116,10 +115,6 @@ def decode(data: Any, shape: ImageShape, out: Array, draw: Draw, where: str) -> 
                     pixels = formats.upright(pixels, head.turned)
                 box = crop.box if factor == 1 else _reduced(head, crop.box, factor, shape)
                 write_resized(pixels, box, shape, out)
-    except (MemoryError, ConfigError, FormatError):
-        raise
-    except Exception as error:
-        raise _damage(kind, error, where) from error
     return Shown((height, width), max(head.turned, head.was_turned), head.mode)
 
 
@@ -127,24 +122,24 @@ def size_of(data: Any, shape: ImageShape, where: str) -> tuple[int, int]:
     """(height, width) after orientation, without decoding; see `decode`."""
     stored = bytes(data)
     kind = formats.format_of(stored, where)
-    try:
+    with _damage_errors(kind, where):
         head = _checked_head(kind, stored, shape, where)
-    except (MemoryError, ConfigError, FormatError):
-        raise
-    except Exception as error:
-        raise _damage(kind, error, where) from error
     return formats.upright_size(head.size, head.turned)
 
 
-def _damage(kind: Format, error: Exception, where: str) -> Exception:
-    """Pillow raises many types for damaged data."""
-    if isinstance(error, ImportError):
-        return ConfigError("Pillow is missing; install it by pip install pillow", "image")
-    said = isinstance(error, ValueError | OSError | SyntaxError)  # other types name internals of a decoder
-    reason = str(error) if said else "its data are inconsistent or end too soon"
-    return CorruptError(
-        f"{where}: the {kind.name} cannot be decoded ({reason}); fetch the file again, or convert it if it is whole"
-    )
+@contextlib.contextmanager
+def _damage_errors(kind: Format, where: str) -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, ConfigError, FormatError):
+        raise
+    except ImportError as error:
+        raise ConfigError("Pillow is missing; install it by pip install pillow", "image") from error
+    except Exception as error:  # Pillow raises many types for damaged data
+        said = isinstance(error, ValueError | OSError | SyntaxError)  # other types name internals of a decoder
+        reason = str(error) if said else "its data are inconsistent or end too soon"
+        what = f"the {kind.name} cannot be decoded ({reason}); fetch the file again, or convert it if it is whole"
+        raise CorruptError(f"{where}: {what}") from error
 
 
 def _checked_head(kind: Format, data: bytes, shape: ImageShape, where: str) -> Head:
@@ -179,7 +174,7 @@ def _filled(out: Array, crop: Crop, shape: ImageShape) -> Array:
 
 
 def _as_stored(head: Head, crop: Crop, shape: ImageShape, out: Array) -> bool:
-    """Whether the decoded pixels are those to deliver, and can be written where they belong."""
+    """Whether the decoder can write its pixels to ``out`` unchanged."""
     width, height = head.size
     fits = out.shape[:2] == (height, width) and out.flags.c_contiguous
     return fits and head.turned == UPRIGHT and head.mode == shape.target_mode and crop.box == (0, 0, width, height)
@@ -188,7 +183,6 @@ def _as_stored(head: Head, crop: Crop, shape: ImageShape, out: Array) -> bool:
 def _reduced(head: Head, box: Box, factor: int, shape: ImageShape) -> Box:
     """The box to deliver, in the upright pixels of the reduced image."""
     left, upper, right, lower = box
-    # The stored size is divided, but both sides by the same factor.
     height, width = formats.upright_size(head.size, head.turned)
     # The last column and row may extend beyond the image; in a mirrored image they come first.
     right_first, lower_first = formats.mirrored(head.turned)
@@ -207,7 +201,7 @@ def _reduced(head: Head, box: Box, factor: int, shape: ImageShape) -> Box:
 
 
 def write_resized(pixels: Array, box: Box, shape: ImageShape, out: Array) -> None:
-    """Resize a part of an image, uint8 or grey of uint16; grey may fill several channels."""
+    """Resize a part of an image (uint8, or grey of uint16); grey can fill several channels."""
     if all(map(float.is_integer, map(float, box))):
         # Crop first, as torchvision does, so that pixels outside of the part do not affect its edge.
         left, upper, right, lower = map(int, box)
@@ -262,23 +256,24 @@ def _by_pillow(pixels: Array, box: Box, size: tuple[int, int], interpolation: st
 
 
 class Shown(NamedTuple):
-    """Before it is cropped and resized."""
+    """An image before it is cropped and resized."""
 
-    size: tuple[int, int]  # (height, width), after it is turned
-    turned: int  # the orientation by which it is turned
+    size: tuple[int, int]  # (height, width) after it is turned
+    turned: int  # by this orientation
     mode: str  # of the file, as Pillow calls it
 
     @property
     def stored(self) -> tuple[int, int]:
-        return (self.size[1], self.size[0]) if self.turned > 4 else self.size  # before it is turned
+        """(height, width) before it is turned."""
+        return (self.size[1], self.size[0]) if self.turned > 4 else self.size
 
 
-#: The images of a field, by places that the fields of a sample have in common.
+#: The images of a field, by place of the sample and in its list.
 Places = Mapping[Any, Shown]
 
 
 class Alignment:
-    """The image fields that share their draw, and so show the same places; and arrays of their size beside them."""
+    """Image fields that share their draw, so that their pixels correspond; and arrays of the same size beside them."""
 
     def __init__(
         self, shapes: Mapping[str, ImageShape], arrays: Mapping[str, tuple[int, ...]], names: Mapping[str, str]
@@ -294,7 +289,7 @@ class Alignment:
         self.keys = frozenset(itertools.chain(*self._pairs, self._beside))
 
     def mismatches(self, shown: Mapping[str, Places]) -> Iterator[tuple[str, Any, str]]:
-        """Field, place and reason of each image that does not fit that of another field, or an array."""
+        """Field, place and reason for each image that does not fit the image of another field, or an array."""
         for one, other in self._pairs if len(shown) > 1 else ():
             seconds = shown.get(other, {})
             for place, first in shown.get(one, {}).items():
@@ -311,7 +306,7 @@ class Alignment:
         cut = f"changed by resize: {shape.resize}", "set resize: stretch"
         if shape.resize == "random_crop" or (shape.resize != "stretch" and not _alike(image.size, shape.image_size)):
             moved[image.size] = cut
-        if shape.resize == "random_crop":  # else an array of the delivered size may be made of the same part
+        if shape.resize == "random_crop":  # with other crops, an array of the delivered size may show the same part
             moved[shape.image_size] = cut
         if image.turned != UPRIGHT:
             way = f"write {key} as it looks, ImageOps.exif_transpose(image).save(…), and turn what its pixels gave"

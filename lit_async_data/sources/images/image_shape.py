@@ -21,10 +21,8 @@ CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4, "P": 1, "uint16": 1}
 INDICES, DEEP = "P", "uint16"
 RESIZES = ("stretch", "crop", "pad", "random_crop")
 INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
-# Pillow refuses larger images as decompression bombs: 512 MiB as RGB.
-MAX_PIXELS = 178_956_970
-# The longest side of a JPEG; a larger value is a typing error.
-_MAX_SIDE = 65_535
+MAX_PIXELS = 178_956_970  # 512 MiB as RGB; Pillow refuses larger images as decompression bombs
+_MAX_SIDE = 65_535  # of a JPEG; a larger number is a typing error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,7 +83,7 @@ class ImageShape(ImageOptions):
             raise ConfigError(f"missing; resize={self.resize!r} needs the size of the result", "image_size")
         self._set("scale", _range("scale", self.scale, 1.0))
         self._set("ratio", _range("ratio", self.ratio, math.inf))
-        # jsonargparse makes a float of a number for an option that may be one.
+        # jsonargparse makes floats of numbers for an option of type float.
         fill: Any = int(self.fill) if isinstance(self.fill, float) and self.fill.is_integer() else self.fill
         self._set("fill", whole("fill", fill, 0, int(np.iinfo(self.dtype).max)))
         self._set("max_pixels", whole("max_pixels", self.max_pixels, 1))
@@ -122,19 +120,16 @@ class ImageShape(ImageOptions):
 def _size(given: Any) -> tuple[int, int] | None:
     if given is None:
         return None
-    pair: tuple[Any, ...] = (
-        tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given, given)
-    )
-    if len(pair) != 2 or not all(_is_whole(side) and 1 <= side <= _MAX_SIDE for side in pair):
-        raise ConfigError(
-            f"{given!r} is not a number of pixels from 1 to {_MAX_SIDE}, nor (height, width)", "image_size"
-        )
+    pair = _items(given) or (given, given)
+    if len(pair) != 2 or not all(_is_real(side) and side in range(1, _MAX_SIDE + 1) for side in pair):
+        what = f"is not a number of pixels from 1 to {_MAX_SIDE}, nor (height, width)"
+        raise ConfigError(f"{given!r} {what}", "image_size")
     return int(pair[0]), int(pair[1])
 
 
 def _range(name: str, given: Any, most: float) -> tuple[float, float]:
-    pair: tuple[Any, ...] = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else ()
-    if len(pair) != 2 or not all(isinstance(end, numbers.Real) and not isinstance(end, bool) for end in pair):
+    pair = _items(given)
+    if len(pair) != 2 or not all(map(_is_real, pair)):
         raise ConfigError(f"{given!r} is not a pair of numbers, the least and the most", name)
     least, last = float(pair[0]), float(pair[1])
     if not (0 < least <= last <= most and math.isfinite(last)):
@@ -143,8 +138,12 @@ def _range(name: str, given: Any, most: float) -> tuple[float, float]:
     return least, last
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+def _items(given: Any) -> tuple[Any, ...]:
+    return tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else ()
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 # -- crops -------------------------------------------------------------------------------------------------------------
@@ -152,15 +151,14 @@ def _is_whole(value: object) -> bool:
 Box = tuple[float, float, float, float]
 
 _TRIES = 10
-# From this box side on, crops are rounded to whole pixels.
-_LARGE = 128
+_LARGE = 128  # least side, in pixels, of boxes that are rounded to whole pixels
 
 
 class Crop(NamedTuple):
-    """A part of an image, and the part of the output that it becomes."""
+    """A part of an image, and the part of the output that it fills."""
 
     box: Box  # left, upper, right and lower edge in pixels of the image; inside of it and not empty
-    size: tuple[int, int]  # (height, width) that the box is resized to
+    size: tuple[int, int]  # (height, width) to which the box is resized
     corner: tuple[int, int] = (0, 0)  # row and column of the output where it begins
 
 

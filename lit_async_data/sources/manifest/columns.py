@@ -45,7 +45,7 @@ SUFFIXES: dict[str, Kind] = {
 
 @contextlib.contextmanager
 def within(prefix: str) -> Iterator[None]:
-    """An error of an option names what it belongs to, such as ``fields.x.``."""
+    """Prefix the option that a `ConfigError` names, such as by ``fields.x.``."""
     try:
         yield
     except ConfigError as error:
@@ -60,9 +60,9 @@ class Column:
         name: The column; or several columns of numbers, which become one vector per sample.
         kind: Content of the column. ``"image"``, ``"npy"`` and ``"hdf5"``: paths of such files. ``"class"``: text or
             whole numbers, one class per value. ``"text"``: no class, such as ids, but text as numbers;
-            `BatchSpec.names` gives it back. ``"number"``: numbers, also if the table has them as text. None: inferred
-            from the first value: a path if it ends in a known suffix or is the path of a file, else a number if it can
-            be read as one, else a class.
+            `BatchSpec.names` gives it back. ``"number"``: numbers, also if the table has them as text, and the stored
+            numbers of a Hugging Face ``ClassLabel``. None: inferred from the first value: a path if it ends in a known
+            suffix or is the path of a file, else a number if it can be read as one, else a class.
         dtype: Element type of labels and of rows of HDF5 files. None: as stored.
         classes: Names of the values 0, 1, 2, … of text, or of a dataset of HDF5 files, as in `Field`. None: all
             categories of an ordered categorical column; for other text, the distinct values, sorted.
@@ -70,10 +70,10 @@ class Column:
             the sample; with several classes per sample also ``"zero"``: it has none of them. Of HDF5 files,
             ``"ignore"`` is for values that are missing in them, ``"drop"`` for rows without a path.
         separator: Separates several values in one text cell: classes, numbers of a vector, texts, or paths of files.
-        suffix: What paths lack at their end: with ``".jpg"``, 17 is the file ``17.jpg``. A path that ends so stays.
-        max_length: How many files or texts a sample is padded to, where a row has a list of them: files with zeros,
-            texts with −100. A field ``KEY_mask`` follows, bool of shape (max_length,), True where something is real.
-            None: as many as the longest list has, without that field if all lists are as long.
+        suffix: Ending that the paths lack: with ``".jpg"``, 17 is the file ``17.jpg``; a path that has it stays.
+        max_length: Length to which lists of files (by zeros) and of texts (by −100) are padded. A field ``KEY_mask``
+            follows: bool, shape (max_length,), False for padding. None: the length of the longest list; without that
+            field if all lists are as long.
         row: For HDF5 files, the column with the row in the file, counted from 0.
         dataset: For HDF5 files, the column with the name of the dataset; if there is no such column, the dataset
             itself. None: the column ``dataset``, else the dataset ``data``.
@@ -136,9 +136,9 @@ class Column:
         """A column from its name, a list of names, or a mapping of options.
 
         Args:
-            given: One of these.
-            where: Prefix of names in messages: ``"fields.x."``.
-            image: Image options that hold unless the mapping gives others.
+            given: The name, list or mapping.
+            where: Prefix of option names in messages: ``"fields.x."``.
+            image: Image options, which the mapping can override.
         """
         image = ImageShape() if image is None else image
         with within(where):
@@ -185,7 +185,7 @@ def kind_of_path(path: str) -> Kind | None:
 
 
 def kind_of(key: str, column: Column, table: Table, root: RootDirectory) -> Kind | None:
-    """As given, else inferred from the first value. None for labels of any kind."""
+    """The kind as given, else inferred from the first value; None for labels of any kind."""
     first, array = table.first(column.names[0], column.separator), table.array(column.names[0])
     embedded = any(isinstance(table.array(name), EmbeddedFiles) for name in column.names)
     kind: Kind | None
@@ -252,9 +252,9 @@ def _kind_of_value(value: Any, root: RootDirectory) -> Kind | None:
 
 
 class TableRow(Location):
-    """``file`` is the table."""
+    """The place of a sample; ``file`` is the table."""
 
-    id: str | None  # None if samples have none
+    id: str | None  # None if samples have no ids
     path: str | None  # of the first file that the row names; None if it names none
 
     def __new__(cls, file: str, row: int, id: str | None = None, path: str | None = None) -> Self:  # noqa: A002
@@ -270,7 +270,7 @@ class TableRow(Location):
 
 
 def _similar_path(path: str) -> str:
-    """A hint: an existing file with a similar path, and the difference or option; empty if unknown."""
+    """A hint that names an existing file with a similar path, and the fix; empty if there is none."""
     others = {"backslashes": path.replace("\\", "/"), "spaces around a name": re.sub(" */ *", "/", path.strip())}
     for form in ("NFC", "NFD"):
         fix = f"another Unicode form of a name: unicodedata.normalize({form!r}, path) fixes it"
@@ -289,7 +289,7 @@ def _similar_path(path: str) -> str:
 
 
 class Rows:
-    """The rows of a table as samples; ``id`` is the column of their ids, or None."""
+    """The rows of a table as samples; ``id`` is the column of sample ids, or None."""
 
     def __init__(self, table: Table, id: str | None) -> None:  # noqa: A002  # the user's word
         self.table = table
@@ -344,14 +344,13 @@ class Rows:
         )
 
     def places(self) -> Places:
-        """They do not depend on filters."""
+        """Part and row of each sample, independent of filters."""
         origin, which = self.table.origin, self._file_numbers()
         rows = self._row_numbers() - origin.starts[which]
         # Files without samples are not parts.
         return Places(self.parts(), np.unique(which, return_inverse=True)[1], rows)
 
     def kept(self, exclude: Exclude, paths: Sequence[Paths]) -> npt.NDArray[np.bool_]:
-
         def paths_of(sample: int) -> list[str]:
             return [named[0] or "" for each in paths for named in [each.named(np.array([sample]))]]
 
@@ -369,15 +368,14 @@ class Rows:
         return np.searchsorted(self.table.origin.starts, self._row_numbers(), side="right") - 1
 
 
-_BLOCK = 2**18  # rows whose paths are Python strings at a time
+_BLOCK = 2**18  # most paths that are Python strings at a time
 
 
 class Paths:
-    """The files of a column: one in each row, or a list of them.
+    """The files of a column: one in each row, or a list of files.
 
-    Attributes:
-        lengths: How many files each row has; None if each has one.
-        embedded: The bytes, if the table has them.
+    ``lengths`` is the number of files in each row, None if each row has one; ``embedded`` their bytes, if the table
+    holds these.
     """
 
     def __init__(self, rows: Rows, column: Column, root: RootDirectory) -> None:
@@ -397,7 +395,7 @@ class Paths:
         self._table = Table({self.column: texts}, rows.table.origin)  # the first path of each row, "" without any
 
     def of(self, samples: Indices) -> list[list[str]]:
-        """Those of each sample, absolute; does not access the files. What messages call bytes of the table."""
+        """The absolute paths of each sample, without access to files; for embedded files, names for messages."""
         if self.embedded is not None:
             counts = [1] * len(samples) if self.lengths is None else self.lengths[samples].tolist()
             return [[self._name(item) for item in range(count)] for count in counts]
@@ -409,13 +407,13 @@ class Paths:
             return [[self._path_of(text, sample, item) for item, text in enumerate(each)] for sample, each in rows]
 
     def texts(self, samples: Indices) -> list[list[str]]:
-        """Those of each sample, as they stand in the table."""
+        """The paths of each sample, as the table has them."""
         if self._lists is None:
             return [[text] for text in self._table.text(self.column, samples)]
         return list(self._lists.take(formats.arrow_integers(samples)).to_pylist())
 
     def named(self, samples: Indices) -> list[str | None]:
-        """The first path of each sample, as it stands in the table if the source refuses it."""
+        """The first path of each sample, absolute; a path that the source refuses, as the table has it."""
         return [self.root.named(text) if text else None for text in self._table.text(self.column, samples)]
 
     def _name(self, item: int) -> str:
@@ -428,7 +426,7 @@ class Paths:
             raise self.failed(error, sample, text, item) from None
 
     def failed(self, error: AsyncDataError, sample: int, path: str, item: int = 0) -> AsyncDataError:
-        """With the row, and with a filter that leaves a damaged file out."""
+        """The error with the row, and with a filter that leaves a damaged file out."""
         hint, name, listed = "", self.rows.id or self.column, self.lengths is not None
         if isinstance(error, CorruptError) and (self.rows.id or not (listed or self.embedded is not None)):
             value = self.rows.table.array(name)[sample].as_py()
@@ -438,7 +436,7 @@ class Paths:
         return self.rows.with_row(error, sample, path if self.embedded is None else None, hint, where)
 
     def distinct(self) -> tuple[Indices, list[str]]:
-        """A number for each sample, and the distinct paths; for columns with few distinct paths."""
+        """The number of each sample's path, and the paths that have these numbers, which must be few."""
         codes, texts = self._table.encoded(self.column)
         present, codes = np.unique(codes, return_inverse=True)
         firsts = np.unique(codes, return_index=True)[1].tolist()

@@ -45,10 +45,10 @@ DATASET_COLUMN, DATASET = "dataset", "data"
 
 
 class HDF5Fields:
-    """Rows of HDF5 files, one per sample: ``source``, a subset of all rows of these files.
+    """Fields from rows of HDF5 files; all have the same columns of paths, rows and datasets.
 
-    All columns use the same columns of paths, rows and datasets. ``datasets`` has the number of each sample's dataset,
-    and their names; None if the columns give the datasets.
+    ``source`` is a subset of all rows. ``datasets`` is the number of each sample's dataset, and the names of datasets;
+    None if the columns name them.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class HDF5Fields:
         layout = {key: column.layout for key, column in self._columns.items() if column.layout is not None}
         try:
             context = contextvars.copy_context()
-            context.run(LOOKS.set, False)  # at rows that the table may not name
+            context.run(LOOKS.set, False)  # the source must not look at rows that the table does not name
             source = context.run(HDF5Source, files, fields, layout=layout)
         except SourceError as error:
             if error.file not in files:
@@ -99,8 +99,8 @@ class HDF5Fields:
         if wrong.size:
             first = int(wrong[0])
             message = f"{files[place[first]]} has rows 0 to {lengths[place[first]] - 1}, not {rows[first]}"
-            message, column = f"{message}; correct the row number", next(iter(self._columns.values())).row
-            raise self.paths.rows.table.origin.error(message, row=int(samples[first]), column=column)
+            message, used = f"{message}; correct the row number", next(iter(self._columns.values()))
+            raise self.paths.rows.table.origin.error(message, row=int(samples[first]), column=used.row)
         return source, starts(lengths)[place] + rows
 
     @property
@@ -109,7 +109,7 @@ class HDF5Fields:
 
     @property
     def chunks(self) -> StorageLayout:
-        """In storage order, which does not depend on the order of the table."""
+        """Chunks in storage order, whatever the order of the table."""
         whole = self.source.source.chunks
         if not whole.runs:
             return whole
@@ -118,7 +118,7 @@ class HDF5Fields:
         return dataclasses.replace(as_stored.chunks, order=None if (np.diff(order) == 1).all() else order)
 
     def read(self, samples: Indices, out: Mapping[str, Array]) -> None:
-        """If that fails, each sample is read by itself, to name its row of the table."""
+        """After an error, samples are read one by one, to name the row of the table."""
         try:
             self.source.read_into(samples, out)
         except AsyncDataError as error:
@@ -134,7 +134,7 @@ def with_hdf5_columns(columns: Mapping[str, Column], table: Table, reader: Table
     if wanted:
         table = table.with_columns_of(reader.columns(sorted(wanted)))
     for name in sorted({column.dataset or DATASET_COLUMN for column in columns.values()} - set(table.names)):
-        # Otherwise it is the name of a dataset, not of a column.
+        # If there is no such column, the name is that of a dataset.
         with contextlib.suppress(NoColumnError):
             table = table.with_columns_of(reader.columns([name]))
     return table
@@ -146,7 +146,7 @@ def dataset_column(column: Column, table: Table) -> str | None:
 
 
 def grouped_by_location(columns: Mapping[str, Column], table: Table) -> list[dict[str, Column]]:
-    """Fields that use the same columns of paths, rows and datasets, so that each file is opened once."""
+    """Fields with the same columns of paths, rows and datasets together, so that each file is opened once."""
     groups: dict[tuple[str, str, str | None], dict[str, Column]] = {}
     for key, column in columns.items():
         place = column.names[0], column.row, dataset_column(column, table)
@@ -167,15 +167,14 @@ def row_numbers(column: Column, table: Table) -> Indices:
     return rows
 
 
-_SUSPICIOUS_ROWS = 10  # rows from which on a distinct class in each is suspicious
-# Most characters of a header: numpy parses it as Python, and a longer one could crash the parser.
-_MAX_HEADER = 10_000
+_SUSPICIOUS_ROWS = 10  # least rows for a warning that each has another class
+_MAX_HEADER = 10_000  # bytes; numpy parses a header as Python, and a long one could crash the parser
 
 _log = logging.getLogger(__name__)
 
 
 class FileField:
-    """One file per sample, or ``length`` of them, the last of which may be padding."""
+    """One file per sample, or ``length`` files, padding included."""
 
     def __init__(self, paths: Paths, kind: Kind | None, column: Column, prefetcher: FilePrefetcher) -> None:
         self.paths, self._prefetcher, self.embedded, image = paths, prefetcher, paths.embedded, column.image
@@ -203,10 +202,10 @@ class FileField:
             self.spec = dataclasses.replace(spec, shape=(self.length, *spec.shape), **more)
 
     def read(self, samples: Indices, out: Array, keys: Words | None) -> Places:
-        """Without keys, the middle of each. Returns the `Shown` of images, by place of the sample and in its list."""
+        """Read files; crops take the middle without ``keys``. Returns images by place of the sample and in its list."""
         drawn, known = self.decoder.draws(keys, len(samples)), self.decoder.head
         if self.embedded is not None or out.dtype != self.spec.dtype or not out.flags.c_contiguous:
-            known = None  # the decoder raises, or copies
+            known = None  # the decoder copies, or raises
         head = bytearray(known or b"")
         nbytes = len(head) + self.decoder.spec.nbytes
         decode_s, stored, shown = 0.0, 0, dict[Any, Shown]()
@@ -218,7 +217,7 @@ class FileField:
                 view = out[place, ...] if self.length is None else out[place, item, ...]
                 try:
                     if known is not None and self._prefetcher.fill(path, (head, view), nbytes) and head == known:
-                        continue  # takes half the time: the file holds the sample as the batch does
+                        continue  # takes half the time: the file has the bytes of the sample
                     data = self._bytes(sample, item, path)
                     began = time.perf_counter()
                     if image := self.decoder.decode(data, view, drawn[place], path):
@@ -251,9 +250,9 @@ class FileField:
 
 
 class Fields:
-    """``labels`` and ``files`` are fields by batch key; ``hdf5`` has those together that use the same columns.
+    """Fields by batch key: ``labels``, ``files``, and ``hdf5``, where fields with the same columns are together.
 
-    ``rows`` are all rows except dropped ones, ``excluded`` those that ``exclude`` left out, by their numbers before.
+    ``rows`` are the samples; ``excluded`` are the numbers of rows that ``exclude`` has left out, counted before that.
     """
 
     def __init__(
@@ -330,22 +329,20 @@ class Fields:
 
     @property
     def groups(self) -> list[Groups]:
-        """Those that must be decoded."""
+        """The groups of embedded files that must be decoded."""
         return [each.groups for each in self.embedded if any(each.groups.nbytes)]
 
     @property
     def paths(self) -> Paths | None:
-        """Of the first field with files; None if no field has files."""
+        """The paths of the first field with files; None if no field has files."""
         by_key = {key: field.paths for key, field in self.files.items() if field.embedded is None}
         by_key |= {key: fields.paths for fields in self.hdf5 for key in fields.specs}
         return next((by_key[key] for key in self._columns if key in by_key), None)
 
     def read(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
-        """Keys select random parts, None the middle."""
         for key, labels in self.labels.items():
             if key in out:
-                # Other modes copy `out` first.
-                np.take(labels.values, samples, axis=0, out=out[key], mode="clip")
+                np.take(labels.values, samples, axis=0, out=out[key], mode="clip")  # other modes copy `out` first
         for fields in self.hdf5:
             requested = {key: out[key] for key in fields.specs if key in out}
             if requested:
@@ -364,7 +361,7 @@ class Fields:
         return found
 
     def check_first(self, spec: BatchSpec) -> None:
-        """Images that belong together are read at once."""
+        """Read the first good sample of each field; aligned images are read together."""
         together = [key for key in self.files if key in self.alignment.keys]
         for keys in [together, *([key] for key in self.files if key not in together)]:
             out = spec.empty(1, keys)
@@ -375,7 +372,7 @@ class Fields:
             self.alignment.check_modes(first_good(len(self.rows), attempt))
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
-        """Text labels are encoded by other classes where the user gave none."""
+        """Text labels by the numbers of other classes, where the user gave none."""
         changed = copy.copy(self)
         changed.labels = {
             key: self._encoded(self._columns[key], labels, classes[key]) if key in classes else labels
@@ -396,7 +393,7 @@ class Fields:
 
         if labels.classes or labels.texts:
             labels = labels.of_classes(classes, unknown)
-        elif table.origin.untyped and table.is_text(own):  # was read as numbers
+        elif table.origin.untyped and table.is_text(own):  # text that was read as numbers
             labels = labels_of(dataclasses.replace(column, classes=tuple(classes)), table)
         return _cast(column, labels, table)
 
@@ -434,7 +431,7 @@ def _without(table: Table, reader: TableReader, dropped: Sequence[Indices]) -> T
 
 @dataclasses.dataclass(frozen=True)
 class NpyDecoder:
-    """The members are those of `ImageDecoder`."""
+    """Has the members of `ImageDecoder`."""
 
     spec: FieldSpec
     stored: np.dtype[Any]
@@ -449,7 +446,7 @@ class NpyDecoder:
             raise FormatError(f"{where}: holds {header.dtype}, which no tensor can hold; store another dtype")
         if not math.prod(header.shape):
             raise FormatError(f"{where}: an empty array of shape {header.shape}; leave it out")
-        # Whole-number scalars are int64 in all sources, as losses need them.
+        # Whole-number scalars are int64 in all sources, since losses need it.
         delivered = np.dtype(np.int64) if not header.shape and dtype.kind in "iu" else dtype
         is_stored_sample = header.dtype == delivered and header.dtype.isnative and not header.fortran
         head = bytes(data[: header.start]) if is_stored_sample else None
@@ -500,7 +497,7 @@ def npy_header(data: Any, where: str) -> NpyHeader:
     return header
 
 
-# Cached, since files of one field share a header: without the cache, parsing took 25 of 30 µs per file.
+# Files of one field share a header: without the cache, parsing took 25 of 30 µs per file.
 @functools.lru_cache(maxsize=64)
 def _parsed(head: bytes) -> NpyHeader:
     stream = io.BytesIO(head)
@@ -517,7 +514,7 @@ def _parsed(head: bytes) -> NpyHeader:
 
 
 def _labels(columns: Mapping[str, Column], table: Table, reader: TableReader) -> tuple[Table, dict[str, Labels]]:
-    """The labels of inline columns, and the table without the rows that any of them drops."""
+    """The labels of columns, and the table without rows that any of the columns drops."""
     while True:
         labels = {}
         for key, column in columns.items():
@@ -526,7 +523,7 @@ def _labels(columns: Mapping[str, Column], table: Table, reader: TableReader) ->
         dropped = [each.dropped for each in labels.values()]
         if not any(rows.size for rows in dropped):
             break
-        # NaN and missing values in lists are known only now. Classes that only dropped rows have must vanish too.
+        # NaN and missing values in lists are known only now. Classes that only dropped rows have must vanish, too.
         table = _without(table, reader, dropped)
     for key, each in labels.items():
         labels[key] = _cast(columns[key], each, table)
@@ -557,7 +554,7 @@ def _cast(column: Column, labels: Labels, table: Table) -> Labels:
 
 
 def no_repeats(labels: Labels) -> str:
-    """What texts may be if each is another class; empty if they repeat."""
+    """A warning if each text is another class; empty if texts repeat."""
     count = np.count_nonzero(labels.values) if labels.values.ndim > 1 else len(labels.values)
     what = f"each of its {count} texts is another class; for captions or ids, set kind: text; for paths of files, "
     what += "kind: image or kind: npy, and suffix if they lack an ending, and check root"

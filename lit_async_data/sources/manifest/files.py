@@ -1,4 +1,4 @@
-"""Files that a table names: checks that a path is inside its root folder, reads whole files, and reads them ahead."""
+"""Files that a table names: checks that their paths stay inside the root folder, and reads them whole, also ahead."""
 
 from __future__ import annotations
 
@@ -21,28 +21,26 @@ from lit_async_data.sources.contract.source import Reservation
 from lit_async_data.sources.local_files import advice_on, changed_recently, retry_once
 from lit_async_data.system import OURS, ProcessGuard, is_cold
 
-# Most paths: names below the root, none of them hidden, "." or "..", nor for a shell. Others need a closer look.
+# Most paths: names below the root, without hidden ones, "." or "..", or characters for a shell. Others are examined.
 _PLAIN = re.compile(r"[^./\\:\0~$][^/\\:\0]*(?:/[^./\\:\0][^/\\:\0]*)*")
-# With O_NONBLOCK, opening a pipe or a device returns at once, and it is refused; without, it could block.
+# Without O_NONBLOCK, opening a pipe or a device could block before it is refused.
 _FLAGS = os.O_RDONLY | system.CLOSE_ON_EXEC | system.NO_BLOCKING | system.NO_TERMINAL | system.BINARY
 _LINK_ERRORS = (errno.ELOOP, errno.EMLINK)  # for a link that O_NOFOLLOW does not follow
-_SLOW_S = 1e-3  # if the system cannot tell, a file that takes longer counts as cold
+_SLOW_S = 1e-3  # a file that takes longer counts as cold, if the system does not say
 _PIECE = 2**30  # most bytes per read that all systems support
-MOST_BYTES = 2**32  # larger files are refused unread: by mistake, a table can name a film
+MOST_BYTES = 2**32  # of a file; a table can name a film by mistake
 FETCHER = f"{OURS} fetcher"
-# Files read at a time: a network that takes 5 ms per file then delivers 3200 files per second.
-THREADS = 16
+THREADS = 16  # with 5 ms per file from a network, these read 3200 files per second
 # Reading ahead begins if more than this share of about the last 16 files was not in the page cache.
 _AVERAGED_FILES, _COLD_SHARE = 16, 0.1
-_MOST_AHEAD = 2**26  # larger files are not read ahead: each thread holds one for a moment
+_MOST_AHEAD = 2**26  # bytes of a file; each thread holds one file for a moment
 
 
 class RootDirectory:
-    """A folder, and the check that paths of a table are inside it.
+    """A folder, and the checks that paths of a table stay inside it.
 
-    A path that `path_of` returns has no ``..`` above the folder and is not a network address; and when `checked`
-    returned it or `open` opened it, no link led out of the folder. Each folder is checked once: this guards against
-    tables, not against users who can replace a folder by a link.
+    `path_of` refuses addresses and ``..`` above the folder; `checked` and `open` also refuse links out of it. Each
+    folder below is checked once: this guards against tables, not against users who can replace a folder by a link.
     """
 
     def __init__(self, root: str, *, allow_external: bool = False) -> None:
@@ -51,7 +49,7 @@ class RootDirectory:
         self._checked_folders: set[str] = set()
 
     def path_of(self, path: str) -> str:
-        """Absolute; accesses no files, but for a path that a shell would change."""
+        """The absolute path. Accesses files only if the path begins with ``~`` or ``$``."""
         if _PLAIN.fullmatch(path):  # fast path, a third of the time
             return f"{self.root}/{path}" if self.root != "/" else f"/{path}"
         if path.startswith(("~", "$", "file://")) and "\0" not in path:
@@ -66,7 +64,7 @@ class RootDirectory:
         return joined
 
     def named(self, path: str) -> str:
-        """As `path_of`; a path that it refuses stays as it is."""
+        """As `path_of`; returns a path that is refused as it is."""
         with contextlib.suppress(SourceError):
             path = self.path_of(path)
         return path
@@ -85,7 +83,7 @@ class RootDirectory:
         return path
 
     def open(self, path: str, opened: list[int]) -> None:
-        """With the checks of `checked`; the descriptor is appended to ``opened``."""
+        """Check a path as `checked` does, and append its descriptor to ``opened``."""
         if self.allow_external:
             local_files.open_into(opened, path, _FLAGS)
             return
@@ -117,9 +115,9 @@ def _is_inside(path: str, folder: str) -> bool:
 
 
 def filled(path: str, parts: Sequence[Any], nbytes: int, root: RootDirectory) -> bool:
-    """Read a file from the page cache into buffers that have exactly its ``nbytes``; whether that succeeded.
+    """Read a file from the page cache into buffers of ``nbytes`` together; returns whether this succeeded.
 
-    If not, or if the file was modified in the last two seconds, `fetched` reads it or raises its error.
+    It fails for a file of another size, or one that was modified in the last two seconds.
     """
     if not system.NO_WAIT:
         return False
@@ -127,7 +125,7 @@ def filled(path: str, parts: Sequence[Any], nbytes: int, root: RootDirectory) ->
     try:
         root.open(path, opened)
         (number,) = opened
-        # Size and time are read afterwards, to detect a change during the read.
+        # Size and time are examined after the read, to detect a change during it.
         read, found = os.preadv(number, parts, 0, system.NO_WAIT), os.fstat(number)
         return read == nbytes == found.st_size and not changed_recently(found.st_mtime_ns)
     except OSError:
@@ -138,7 +136,7 @@ def filled(path: str, parts: Sequence[Any], nbytes: int, root: RootDirectory) ->
 
 
 def fetched(path: str, most_bytes: int, root: RootDirectory) -> tuple[bytes, bool]:
-    """All bytes of a file, and whether they came from a disk or network instead of the page cache."""
+    """All bytes of a file, and whether they came from disk or network, not from the page cache."""
     started = time.perf_counter()
     try:
         data, cold = retry_once(functools.partial(_opened_and_read, path, most_bytes, root))
@@ -200,10 +198,7 @@ def _all_bytes(number: int, path: str, size: int) -> bytes:
 
 
 class FilePrefetcher:
-    """Reads files, and has threads read those ahead that are not in the page cache, so that they are. Thread-safe.
-
-    The threads run as long as somebody holds a reservation.
-    """
+    """Reads files; threads read files ahead into the page cache, as long as a reservation exists. Thread-safe."""
 
     def __init__(self, root: RootDirectory) -> None:
         self._root = root
@@ -216,7 +211,7 @@ class FilePrefetcher:
         # Guarded by the lock, which the threads do not take:
         self._reserved = set[object]()
         self._pool: ThreadPoolExecutor | None = None
-        self._asked = set[str]()  # files to read ahead; whoever needs one takes it out
+        self._asked = set[str]()  # files to read ahead; `read` and `fill` remove theirs
 
     def __reduce__(self) -> tuple[type[FilePrefetcher], tuple[RootDirectory]]:
         return FilePrefetcher, (self._root,)
@@ -252,7 +247,7 @@ class FilePrefetcher:
                         return
 
     def reserve(self) -> Callable[[], None]:
-        """Allow reading ahead; returns a function that ends this. The last one ends the threads."""
+        """Allow reading ahead; returns a function that ends this, and the threads if it is the last."""
         if self._process.forked:
             self._begin()  # the threads and the owner of the lock are in another process
         key = object()
@@ -274,7 +269,7 @@ class FilePrefetcher:
             pool.shutdown(wait=not mine, cancel_futures=True)
 
     def _taken(self, path: str) -> bool:
-        """Whether a thread was to read a file ahead; now it need not begin."""
+        """Withdraw a file from reading ahead; returns whether it was to be read ahead."""
         asked = path in self._asked
         self._asked.discard(path)
         return asked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -33,6 +32,7 @@ from lit_async_data.sources.contract.source import (
     Source,
     StorageLayout,
     check_range,
+    reserve_shares,
     slowest,
     whole_numbers,
 )
@@ -42,7 +42,7 @@ from lit_async_data.sources.manifest.columns import IMAGES, NPY, Column, Given
 from lit_async_data.sources.manifest.fields import Fields
 from lit_async_data.sources.manifest.files import RootDirectory
 from lit_async_data.sources.table.embedded import EmbeddedFiles
-from lit_async_data.sources.table.formats import NoColumnError, TextFormat, arrow, numpy_values, quoted
+from lit_async_data.sources.table.formats import TextFormat, arrow, numpy_values, quoted
 from lit_async_data.sources.table.table import FolderTable, TableReader
 
 PATH, LABEL = "path", "label"
@@ -389,14 +389,10 @@ class ManifestSource(Source):
             return labels.values
         table = self._fields.rows.table
         if name not in table.names:
-            try:
-                table = table.with_columns_of(self._reader.columns([name]))
-            except NoColumnError as error:
-                raise MissingError(str(error), file=error.file, dataset=name) from None
+            table = table.with_columns_of(self._reader.columns([name]))
         if isinstance(table.array(name), EmbeddedFiles):
-            raise MissingError(
-                f"{self.name}: column {quoted(name)} holds the bytes of files; name another", dataset=name
-            )
+            what = f"column {quoted(name)} holds the bytes of files; name another"
+            raise MissingError(f"{self.name}: {what}", dataset=name)
         return numpy_values(table.array(name))
 
     # -- how samples belong together ---------------------------------------------------------------------------------
@@ -417,13 +413,9 @@ class ManifestSource(Source):
             )
         return self._fields.paths.grouped(naming)
 
-    @property
-    def chunks(self) -> StorageLayout:
-        """The chunks of the HDF5 field with the largest ones, and the most expensive way of reading."""
-        return self._chunks
-
     @functools.cached_property
-    def _chunks(self) -> StorageLayout:
+    def chunks(self) -> StorageLayout:
+        """The largest chunks of an HDF5 field, and the most expensive way of reading."""
         layouts, files = [fields.chunks for fields in self._fields.hdf5], self._fields.files.values()
         layouts += [each.chunks for each in self._fields.embedded if any(each.groups.nbytes)]
         largest = max(layouts, key=lambda layout: layout.rows, default=StorageLayout(reading="copied"))
@@ -466,10 +458,7 @@ class ManifestSource(Source):
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         """Reserve memory for decoded chunks of HDF5 files, and threads that read other files ahead."""
         held: list[Any] = [*(fields.source for fields in self._fields.hdf5), *self._fields.groups]
-        sizes = [each.memory(0).cacheable for each in held]
-        with contextlib.ExitStack() as stack:  # releases the others if one raises
-            for each, size in zip(held, sizes, strict=True):
-                stack.callback(each.reserve(chunks, cache_bytes * size // max(sum(sizes), 1)))
+        with reserve_shares(held, chunks, cache_bytes) as reserved:
             if self._fields.files:
-                stack.callback(self._fields.prefetcher.reserve())
-            return stack.pop_all().close
+                reserved.callback(self._fields.prefetcher.reserve())
+            return reserved.pop_all().close

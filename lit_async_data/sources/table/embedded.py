@@ -138,7 +138,7 @@ class Groups:
             self._counts = np.concatenate(parts)
         return self._counts
 
-    def memory(self, chunks: int) -> MemoryNeeds:
+    def memory(self, chunks: int = 0) -> MemoryNeeds:
         largest, total = max(self.nbytes), sum(self.nbytes)
         return MemoryNeeds(min(max(chunks, _FEW) * largest, total), largest, total)
 

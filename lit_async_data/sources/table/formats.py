@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import ConfigError, ManifestError
+from lit_async_data.errors import ConfigError, ManifestError, MissingError
 from lit_async_data.order.permutation import Indices
 
 GIVEN = "the table given"  # name of a table in memory
@@ -95,7 +95,7 @@ class RowOrigin(NamedTuple):
 _LISTED = 20  # most columns that a message lists
 
 
-class NoColumnError(ManifestError):
+class NoColumnError(ManifestError, MissingError):
     """The table has no column of the requested name."""
 
 
