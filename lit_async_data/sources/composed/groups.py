@@ -20,10 +20,10 @@ from lit_async_data.order.weights import IGNORED, SampleClasses
 from lit_async_data.sources.contract.source import EACH, Places, Source, numbered
 from lit_async_data.sources.table.labels import note_names, trim
 
-# Words that are no names of columns, unless one of these prefixes says which of the two they are.
+# Words that are rules; the prefixes tell a rule from a column of the same name.
 RULES = ("file", "group", "time")
 RULE, COLUMN = "rule:", "column:"
-UNUSED = -1  # the side of groups and samples that are on none
+UNUSED = -1  # in place of a side, for groups and samples on no side
 
 
 class Groups(NamedTuple):
@@ -44,7 +44,7 @@ def groups_of(source: Source, given: Any, places: Places, option: str = "groups"
 
 
 def stored_values(source: Source, by: Any, places: Places) -> Groups:
-    """The samples grouped by a stored fold or side; numbers of classes have their names, and −100 has an empty one."""
+    """Groups of stored folds or sides, by the name of the class if there is one; −100 has an empty name."""
     found = groups_of(source, by, places, "by")
     field = source.spec.fields.get(by.removeprefix(COLUMN)) if isinstance(by, str) else None
     texts = field and field.classes
@@ -55,18 +55,15 @@ def stored_values(source: Source, by: Any, places: Places) -> Groups:
 
 
 def check_rule(source: Source, given: str, option: str = "groups") -> None:
-    """Refuse a word that is a rule and a column; where each sample is a group, their column is the rule."""
+    """Refuse a word that is both a rule and a column, unless both mean the same, as where each sample is a group."""
     if given not in RULES or (given == "group" and EACH in source.parts[0].group):
         return
     try:
         source.column(given)
     except AsyncDataError:
         return
-    raise ConfigError(
-        f"{given!r} is a rule, and {source.name} also has a column {given!r}; write '{COLUMN}{given}' or "
-        f"'{RULE}{given}'",
-        option,
-    )
+    what = f"is a rule, and {source.name} also has a column {given!r}; write '{COLUMN}{given}' or '{RULE}{given}'"
+    raise ConfigError(f"{given!r} {what}", option)
 
 
 def _of_rule(source: Source, given: str, places: Places, option: str) -> Groups | None:
@@ -77,11 +74,8 @@ def _of_rule(source: Source, given: str, places: Places, option: str) -> Groups 
             return Groups(dense, [by_path[1][code] for code in present.tolist()], "file")
     if given in ("file", "group") or given.startswith("file:"):
         if not any(part.name for part in places.parts):
-            raise ConfigError(
-                f"{given!r} needs a source that knows its files, and {source.name} does not; name a column, "
-                f"as with {option}='column:NAME'",
-                option,
-            )
+            what = f"needs a source that knows its files, and {source.name} does not"
+            raise ConfigError(f"{given!r} {what}; name a column, as with {option}='column:NAME'", option)
         if given == "group" and EACH in places.parts[0].group:  # each sample is one
             return Groups(np.arange(len(source)), source.column(given).tolist(), given)
         return _of_parts(places, given, option)
@@ -94,13 +88,11 @@ def _of_column(source: Source, given: str, option: str) -> Groups:
     except MissingError as error:
         if error.row is not None:  # a sample lacks its value
             raise
-        raise ConfigError(
-            f"{given!r} is neither file, file:REGEX, group, {'time, ' * (option == 'groups')}nor a dataset "
-            f"or column with one value per sample ({error}); give one of these, or an array of {len(source)} values",
-            option,
-        ) from error
+        what = f"file, file:REGEX, group, {'time, ' * (option == 'groups')}nor a dataset or column with one value per "
+        what += f"sample ({error}); give one of these, or an array of {len(source)} values"
+        raise ConfigError(f"{given!r} is neither {what}", option) from error
     if given in source.spec and source.spec[given].texts:
-        values = source.spec.names(given, values)  # their numbers change when files are added
+        values = source.spec.names(given, values)  # numbers of texts change when files are added
     return _of_values(source, values, given, option)
 
 
@@ -119,7 +111,7 @@ def _of_parts(places: Places, given: str, option: str) -> Groups:
         files: dict[str, set[str]] = {}
         for name, part in zip(names, parts, strict=True):
             files.setdefault(name, set()).add(part.file)
-        # With the path where files of several sources have the same name.
+        # With the path if files of several sources have one name.
         pairs = zip(names, parts, strict=True)
         names = [name if len(files[name]) == 1 else f"{name} of {part.file}" for name, part in pairs]
     else:
@@ -153,10 +145,9 @@ def _of_values(source: Source, given: Any, what: str, option: str) -> Groups:
     if values.ndim != 1:
         raise ConfigError(f"{what} has shape {values.shape}; give one value per sample", option)
     if len(values) != len(source):
-        raise ConfigError(
-            f"{what} has {len(values)} values for {len(source)} samples; give one value per sample", option
-        )
-    if option == "by" and (missing := _is_missing(values)).any():  # these samples are on no side, as with empty text
+        counts = f"{len(values)} values for {len(source)} samples"
+        raise ConfigError(f"{what} has {counts}; give one value per sample", option)
+    if option == "by" and (missing := _is_missing(values)).any():  # as with empty text, these samples are on no side
         texts = np.full(len(values), "", object)
         texts[~missing] = _comparable(np.ma.getdata(values)[~missing], what, option).tolist()
     else:
@@ -176,14 +167,9 @@ def complete(source: Source, values: npt.NDArray[Any], what: str, option: str) -
         more = f", nor for {counted(missing.size - 1, 'other')}" if missing.size > 1 else ""
         number = int(source.ids(missing[:1])[0])
         place = source.locate([number])[0]
-        raise ConfigError(
-            f"{what} has no value ({value!r}) for sample {number} (row {place.row} of {place.file}){more}; "
-            "add a value, or leave the sample out by a SubsetSource",
-            option,
-            file=place.file,
-            row=place.row,
-            sample_id=number,
-        )
+        where = f"sample {number} (row {place.row} of {place.file}){more}"
+        message = f"{what} has no value ({value!r}) for {where}; add a value, or leave the sample out by a SubsetSource"
+        raise ConfigError(message, option, file=place.file, row=place.row, sample_id=number)
     return values
 
 
@@ -194,15 +180,13 @@ def _is_missing(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     elif values.dtype.kind in "mM":
         missing |= np.isnat(np.ma.getdata(values))
     elif values.dtype.kind in "OT":
-        # pandas has missing values of its own types.
-        nothing = [
-            value is None
-            or type(value).__name__ in ("NAType", "NaTType")
-            or (isinstance(value, float) and math.isnan(value))
-            for value in values.tolist()
-        ]
-        missing |= np.array(nothing, bool)
+        missing |= np.fromiter(map(_is_nothing, values.tolist()), bool)
     return missing
+
+
+def _is_nothing(value: Any) -> bool:
+    # pandas has types of its own for missing values.
+    return type(value).__name__ in ("NoneType", "NAType", "NaTType") or (isinstance(value, float) and math.isnan(value))
 
 
 def _comparable(values: npt.NDArray[Any], what: str, option: str = "groups") -> npt.NDArray[Any]:
@@ -244,13 +228,10 @@ def drawn_sides(groups: Groups, shares: Sequence[float], keys: Words, labels: Sa
     samples.
     """
     if len(groups.names) < len(shares):
-        raise ConfigError(
-            f"{len(shares)} sides or folds need as many groups, and the number of groups ({groups.what}) is "
-            f"{len(groups.names)}; ask for fewer, or choose smaller groups",
-            "split",
-        )
+        what = f"need as many groups, and the number of groups ({groups.what}) is {len(groups.names)}"
+        raise ConfigError(f"{len(shares)} sides or folds {what}; ask for fewer, or choose smaller groups", "split")
     codes, classes = groups.codes, np.zeros_like(groups.codes)
-    if labels is not None:  # class 0 are all samples
+    if labels is not None:  # class 0 stands for all samples
         codes, classes = np.append(codes, codes[labels.samples]), np.append(classes, labels.classes + 1)
     pairs, counts = np.unique(codes * (classes.max() + 1) + classes, return_counts=True)
     group, which = np.divmod(pairs, classes.max() + 1)
@@ -275,7 +256,7 @@ def drawn_sides(groups: Groups, shares: Sequence[float], keys: Words, labels: Sa
 
 
 def dealt(keys: Words, turns: Indices, shares: Sequence[float], labels: SampleClasses | None) -> Indices:
-    """The side of each sample that is drawn alone: in turn, one class after the other.
+    """The side of each sample, drawn without groups: in turn, one class after the other.
 
     Within a class, a side takes neighbours in the order of their keys, so that few samples change sides when others are
     added. Samples that occur twice or have several labels are drawn as groups.
@@ -298,18 +279,15 @@ def named_sides(groups: Groups, given: Mapping[str, Sequence[Any]]) -> Indices:
         names = [trim(text_of(value, "split")) for value in values]
         if not names:
             raise ConfigError(f"{key} = {values!r} names no group ({groups.what}); leave it out, or name one", "split")
-        unknown = [name for name in names if name not in numbers]
-        if unknown:
-            raise ConfigError(
-                f"{key} names {few(unknown)}, but there is no such group ({groups.what}); there are "
-                f"{few(list(groups.names))}",
-                "split",
-            )
+        if unknown := [name for name in names if name not in numbers]:
+            whole = [name for name in groups.names if name.endswith(f"/{unknown[0]}")]
+            hint = f"write the whole path, as in {few(whole)}" if whole else f"there are {few(list(groups.names))}"
+            what = f"{key} names {few(unknown)}, but there is no such group ({groups.what}); {hint}"
+            raise ConfigError(what, "split")
         for name in names:
             if name in taken:
-                raise ConfigError(
-                    f"the group {name} ({groups.what}) is in {taken[name]} and in {key}; name it once", "split"
-                )
+                what = f"the group {name} ({groups.what}) is in {taken[name]} and in {key}; name it once"
+                raise ConfigError(what, "split")
             taken[name] = key
             sides[numbers[name]] = side
     return sides

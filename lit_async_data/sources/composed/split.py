@@ -1,4 +1,4 @@
-"""`split`: divides a source into sides for training, validation and test that share no data; `folds`: into folds."""
+"""`split` divides a source into sides for training, validation and test that share no data; `folds` into folds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 ROUNDING = 1e-9  # a sum of fractions that is this close to 1 counts as 1
 BY_TIME = "by time"
-# Half the golden ratio of 2^64: its odd multiples fill [0, 2^64) evenly, wherever one begins to count.
+# Half the golden ratio of 2^64: its consecutive odd multiples, from any of them on, fill [0, 2^64) evenly.
 GOLDEN = 0x4F1BBCDCBFA53E0B
 
 
@@ -65,9 +65,9 @@ def split(
 ) -> Split:
     """Divide a source into sides.
 
-    Samples keep their order. The side of a sample that is drawn alone depends only on its file and row, the seed and
-    the fractions: files that are added later do not move it, and fractions are met on average. Groups are drawn so that
-    the sides come as near to their shares of the samples as the groups allow; more groups give other sides.
+    Samples keep their order. Without groups, the side of a sample depends only on its file and row, the seed and the
+    fractions: files that are added later do not move it, and fractions are met on average. Groups are drawn so that the
+    sides come as near to their shares of the samples as the groups allow; more groups give other sides.
 
     Args:
         source: The source to split.
@@ -82,15 +82,15 @@ def split(
             * ``"group"``: the samples of each group in each file.
             * ``"time"``: nothing is drawn. Each file or group is cut into consecutive blocks in the order of the
               fractions, with gaps between them, so that windows of two sides share no values.
-            * Any other text: samples with the same value in the dataset, column or batch key of that name. If one is
-              named as a rule is, ``"column:file"`` is the column and ``"rule:file"`` the rule.
+            * Any other text: samples with the same value in the dataset, column or batch key of that name. For one
+              with the name of a rule, ``"column:file"`` is the column and ``"rule:file"`` the rule.
             * An array of whole numbers or text, shape (len(source),): samples with the same value.
-        by: The column, dataset, batch key or array that says the side of each sample. Text such as train and val names
-            sides; of other values, such as the numbers of folds, ``fractions`` lists those of each side:
+        by: The column, dataset, batch key or array with the side of each sample. Text such as train and val names the
+            sides; other values, such as the numbers of folds, are listed for each side in ``fractions``:
             ``{"train": [0, 1, 2], "val": [3]}``. ``groups`` then only checks that no group is on two sides.
         balance: The classes of which each side gets its share, too: a field, also of several labels per sample, a
             column, or an array of classes, shape (n,), or of 1 for each label, shape (n, classes). Groups, and samples
-            of several labels, go to the side that lacks their classes most, those of rare classes first.
+            of several labels, go to the side that lacks their classes most, rare classes first.
         seed: Another seed draws other sides; 0 to 2**63 − 1.
 
     Returns:
@@ -111,26 +111,21 @@ def split(
     """
     drawn = draw(source, fractions, groups, by, balance, seed=seed)
     if fractions is None and any(name.isdecimal() for name in drawn.names):
-        raise ConfigError(
-            f"the values of by, {few(drawn.names)}, name no sides; list those of each, as in {{'train': "
-            f"{drawn.names[1:3]}, 'val': {drawn.names[:1]}}}, or ask for folds",
-            "split",
-        )
+        ways = f"list values for each side, as in {{'train': {drawn.names[1:3]}, 'val': {drawn.names[:1]}}}"
+        raise ConfigError(f"the values of by, {few(drawn.names)}, name no sides; {ways}, or ask for folds", "split")
     return parted(source, drawn)
 
 
 class Drawn(NamedTuple):
-    """The side of each sample, by its number in names, or `UNUSED`."""
-
     names: list[str]
-    sides: Indices
+    sides: Indices  # of each sample: a place in ``names``, or `UNUSED`
     how: str
     places: Places
     groups: Groups | None = None
 
 
 def draw(source: Source, fractions: Any, groups: Any, by: Any, balance: Any, *, seed: int, k: int = 0) -> Drawn:
-    """The side of each sample; with k, these are k sides of the same size, also where samples are drawn alone."""
+    """The side of each sample; with ``k``, there are k sides, equally large also where samples are drawn alone."""
     check_source("source", source)
     if _is_time(by):
         raise ConfigError("to cut by time, write groups='time'; for a column of that name, by='column:time'", "by")
@@ -172,14 +167,17 @@ def draw(source: Source, fractions: Any, groups: Any, by: Any, balance: Any, *, 
 
 
 def parted(source: Source, drawn: Drawn) -> Split:
-    result = Split(_subsets(source, drawn))
+    result, groups = Split(), drawn.groups
+    for side, name in enumerate(drawn.names):
+        samples = np.flatnonzero(drawn.sides == side)
+        if not samples.size:
+            ways = "try larger fractions, or another seed, as in AsyncDataModule(**split(source, …, seed=1))"
+            raise ConfigError(f"{name!r} gets none of {counted(len(source), 'sample')}; {ways}", "split")
+        result[name] = SubsetSource(source, samples, group_codes=None if groups is None else groups.codes[samples])
     describe(result, source, drawn)
     if result.overlap:
-        log.warning(
-            "%s: %s; windows stay apart by groups='time', or by rows= without those at borders",
-            source.name,
-            result.described,
-        )
+        advice = "windows stay apart by groups='time', or by rows= without those at borders"
+        log.warning("%s: %s; %s", source.name, result.described, advice)
     return result
 
 
@@ -200,41 +198,30 @@ def _kept_whole(groups: Groups, values: Groups, sides: Indices) -> Groups:
     torn = pairs[0, :-1][np.diff(pairs[0]) == 0]
     if torn.size:
         own = [values.names[int(code)] for code in np.unique(values.codes[groups.codes == torn[0]])]
-        raise ConfigError(
-            f"{groups.names[torn[0]]} ({groups.what}) is in {few(own)} ({values.what}), so on two sides; give "
-            "all its samples one, or leave groups out",
-            "groups",
-        )
+        what = f"is in {few(own)} ({values.what}), so on two sides; give all its samples one, or leave groups out"
+        raise ConfigError(f"{groups.names[torn[0]]} ({groups.what}) {what}", "groups")
     return groups
 
 
 def _listed_groups(given: Any, groups: Any, by: Any) -> dict[str, Sequence[Any]] | None:
-    """None where sides are given as fractions."""
+    """The groups of each side; None if sides are fractions."""
     sides = given if isinstance(given, Mapping) else {}
     if wrong := [name for name in sides if not isinstance(name, str) or not name]:
         raise ConfigError(f"{wrong[0]!r} is not the name of a side; use text", "split")
-    lists: dict[str, Sequence[Any]] = {
-        name: np.asarray(each, object).ravel().tolist() for name, each in sides.items() if _is_list(each)
-    }
-    if not lists and by is not None and sides:
-        raise ConfigError(
-            "by says the sides, so give none here, or its values: {'train': [0, 1, 2], 'val': [3]}", "split"
-        )
+    lists = {name: np.asarray(each, object).ravel().tolist() for name, each in sides.items() if _is_list(each)}
     if not lists:
+        if by is not None and sides:
+            what = "by says the sides, so give none here, or its values: {'train': [0, 1, 2], 'val': [3]}"
+            raise ConfigError(what, "split")
         return None
     first = next(iter(lists))
     if by is None and (groups is None or _is_time(groups)):
-        raise ConfigError(
-            f"{first} lists groups ({few(lists[first])}), so say with groups= what they are: the name of a "
-            "column, or an array of one value per sample. If these are numbers of samples, write "
-            "SubsetSource(source, numbers)",
-            "split",
-        )
-    other = next((name for name in sides if name not in lists), None)
-    if other is not None:
-        raise ConfigError(
-            f"{first} lists groups, but {other} = {sides[other]!r} is no list; give lists for all sides", "split"
-        )
+        what = f"{first} lists groups ({few(lists[first])}), so say with groups= what they are: the name of a column, "
+        what += "or an array of one value per sample. To list sample numbers, write SubsetSource(source, numbers)"
+        raise ConfigError(what, "split")
+    if other := [name for name in sides if name not in lists]:
+        what = f"{first} lists groups, but {other[0]} = {sides[other[0]]!r} is no list; give lists for all sides"
+        raise ConfigError(what, "split")
     return lists
 
 
@@ -248,17 +235,13 @@ def _is_list(given: Any) -> bool:
 
 def upper_edges(fractions: Any) -> npt.NDArray[np.float64]:
     if not isinstance(fractions, Mapping) or not fractions:
-        raise ConfigError(
-            f"{fractions!r} is not a mapping of names to fractions; write {{'train': 0.8, 'val': 0.2}}", "split"
-        )
+        what = "is not a mapping of names to fractions; write {'train': 0.8, 'val': 0.2}"
+        raise ConfigError(f"{fractions!r} {what}", "split")
     for name, share in fractions.items():
         real = isinstance(share, numbers.Real) and not isinstance(share, bool)
         if not real or not 0 < float(share) <= 1:
-            raise ConfigError(
-                f"{name} = {share!r} is not a fraction; give a number above 0 and up to 1, or for each side the "
-                "list of its groups",
-                "split",
-            )
+            what = "is not a fraction; give a number above 0 and up to 1, or for each side the list of its groups"
+            raise ConfigError(f"{name} = {share!r} {what}", "split")
     edges = np.cumsum([float(share) for share in fractions.values()])
     if edges[-1] > 1 + ROUNDING:
         raise ConfigError(f"the fractions add up to {edges[-1]:.6g}, which is more than 1; make them smaller", "split")
@@ -267,7 +250,7 @@ def upper_edges(fractions: Any) -> npt.NDArray[np.float64]:
 
 
 def sides_of_keys(edges: npt.NDArray[np.float64], keys: Words) -> Indices:
-    # A float holds 53 bits. One more bit could round to 1, which is on no side.
+    # A float holds 53 bits; with one more, a key could round to 1, which is on no side.
     side = np.searchsorted(edges, (keys >> np.uint64(11)) * 2.0**-53, side="right")
     return np.where(side < len(edges), side, UNUSED)
 
@@ -275,12 +258,10 @@ def sides_of_keys(edges: npt.NDArray[np.float64], keys: Words) -> Indices:
 def _sample_keys(source: Source, places: Places, seed: int) -> Words:
     overlap = source.chunks.overlap
     if overlap > 0:
-        several = "groups='file' or groups='group' keeps the windows of a file or group together, "
-        raise ConfigError(
-            f"each sample is a window that shares values with the next {overlap}, so the sides would share "
-            f"values; {several if len(places.parts) > 1 else ''}groups='time' cuts with a gap",
-            "groups",
-        )
+        what = f"each sample is a window that shares values with the next {overlap}, so the sides would share values; "
+        if len(places.parts) > 1:
+            what += "groups='file' or groups='group' keeps the windows of a file or group together, "
+        raise ConfigError(f"{what}groups='time' cuts with a gap", "groups")
     parts = derived_keys(seed, hashed([part.name for part in places.parts]))
     return derived_keys(parts[places.which], places.rows)
 
@@ -300,30 +281,14 @@ def _by_time(places: Places, edges: npt.NDArray[np.float64], names: list[str], o
     short = np.flatnonzero((ends <= begins).any(axis=1) & (counts > 0)).tolist()
     if short:
         parts = [f"{places.parts[n].name or 'the source'} ({counted(int(counts[n]), 'sample')})" for n in short]
-        raise ConfigError(
-            f"too short to cut into {', '.join(names)} with gaps of {counted(overlap, 'sample')}: {few(parts)}"
-            "; leave these parts out, choose other fractions, or keep parts whole with groups='file'",
-            "split",
-        )
+        what = f"too short to cut into {', '.join(names)} with gaps of {counted(overlap, 'sample')}: {few(parts)}"
+        ways = "leave these parts out, choose other fractions, or keep parts whole with groups='file'"
+        raise ConfigError(f"{what}; {ways}", "split")
     sides = np.full(which.size, UNUSED)
     for side, gap in enumerate(gaps.tolist()):
         inside = (turn >= begins[which, side] + gap) & (turn < ends[which, side] + gap)
         sides[order[inside]] = side
     return sides
-
-
-def _subsets(source: Source, drawn: Drawn) -> dict[str, SubsetSource]:
-    subsets, groups = {}, drawn.groups
-    for side, name in enumerate(drawn.names):
-        samples = np.flatnonzero(drawn.sides == side)
-        if not samples.size:
-            raise ConfigError(
-                f"{name!r} gets none of {counted(len(source), 'sample')}; try larger fractions, or another "
-                "seed, as in AsyncDataModule(**split(source, …, seed=1))",
-                "split",
-            )
-        subsets[name] = SubsetSource(source, samples, group_codes=None if groups is None else groups.codes[samples])
-    return subsets
 
 
 def describe(result: Split, source: Source, drawn: Drawn) -> None:
@@ -381,8 +346,8 @@ def folds(
         k: Number of folds, from 2 on. None: 5, or those of ``by``.
         groups: Which samples stay together, as for `split`. With ``"time"``, a fold is a block of each file or group.
         by: The column, dataset or batch key with the fold of each sample, instead of k; see `split`. There is a fold
-            for each value, in the order of numbers. A warning counts samples whose text or cell is empty: they are in
-            none.
+            for each value, in the order of numbers. Samples whose text or cell is empty are in no fold; a warning
+            counts them.
         balance: The classes that all folds hold alike, as for `split`; groups then make folds less equal in size.
         seed: Another seed gives other folds; 0 to 2**63 − 1.
 

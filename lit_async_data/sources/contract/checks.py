@@ -1,4 +1,4 @@
-"""Checks of what users give: sources, their fields, values that their code returns; the first good sample.
+"""Checks of sources, their fields, and values that users' code returns; the first good sample.
 
 Reader processes import this module, so it imports no torch.
 """
@@ -24,7 +24,7 @@ FIRST_SAMPLES = 16  # tried for a common property, such as the size
 
 
 def first_good(count: int, attempt: Callable[[int], T], advice: str = "") -> T:
-    """What ``attempt`` returns for the first good one of 16 samples."""
+    """The result of ``attempt`` for the first good sample, of 16 at most; else one error about all of them."""
     errors = list[SourceError]()
     for number in range(min(count, FIRST_SAMPLES)):
         try:
@@ -64,9 +64,8 @@ def check_same(sources: Sequence[Source], number: int) -> None:
     here, there = (f"sources[{n}] ({sources[n].name})" for n in (number, 0))
     if first.as_mapping != other.as_mapping or list(first.fields) != list(other.fields):
         listed = [f"{'dicts' if spec.as_mapping else 'tuples'} of {', '.join(spec.fields)}" for spec in (other, first)]
-        raise FormatError(
-            f"{here} has {listed[0]}, but {there} has {listed[1]}; concatenated sources need the same fields"
-        )
+        what = f"{here} has {listed[0]}, but {there} has {listed[1]}"
+        raise FormatError(f"{what}; concatenated sources need the same fields")
     if conflict is not None:
         is_here, is_there = (listed_names(spec[conflict].named) for spec in (own, before))
         what = f"{conflict!r} is {is_here} in {here}, but {is_there} in {there}; give classes=[…] to the fields of both"
@@ -74,11 +73,8 @@ def check_same(sources: Sequence[Source], number: int) -> None:
     key = next(key for key, field in first.fields.items() if other[key] != field)
     mine, theirs = (vars(spec[key]) for spec in (other, first))
     what = next(name for name, value in theirs.items() if mine[name] != value)
-    raise FormatError(
-        f"{key!r} has {what} {mine[what]} in {here}, but {theirs[what]} in {there}; concatenated sources need the "
-        "same fields",
-        dataset=key,
-    )
+    message = f"{key!r} has {what} {mine[what]} in {here}, but {theirs[what]} in {there}"
+    raise FormatError(f"{message}; concatenated sources need the same fields", dataset=key)
 
 
 def values_of(source: Source, key: str, option: str, *, several: bool = False) -> npt.NDArray[Any]:
@@ -93,11 +89,11 @@ def values_of(source: Source, key: str, option: str, *, several: bool = False) -
 
 
 class UnfitError(Exception):
-    """The message says what a value is and what to return in its place."""
+    """A value cannot be a field; the message describes it and says what to return in its place."""
 
 
 def as_array(value: Any) -> Array:
-    """Without a copy where there is memory to share. Numbers of Python: bool, int64, float64."""
+    """A tensor, array or number as an array, without a copy if possible. Python's numbers: bool, int64, float64."""
     array: Array
     if (torch := sys.modules.get("torch")) is not None and isinstance(value, torch.Tensor):
         if not value.is_cpu:
@@ -105,10 +101,9 @@ def as_array(value: Any) -> Array:
         try:
             array = value.numpy(force=True)  # also detaches the tensor and resolves conjugates
         except (TypeError, RuntimeError):
-            raise UnfitError(
-                f"a tensor of {value.dtype}, {value.layout}, which numpy cannot hold; return a dense tensor of another "
-                "dtype, such as .float(), and cast it in device_transform"
-            ) from None
+            ways = "return a dense tensor of another dtype, such as .float(), and cast it in device_transform"
+            what = f"a tensor of {value.dtype}, {value.layout}, which numpy cannot hold"
+            raise UnfitError(f"{what}; {ways}") from None
     elif isinstance(value, np.ndarray | np.generic | int | float) and not isinstance(value, np.ma.MaskedArray):
         try:
             array = np.asarray(value, np.int64 if isinstance(value, int) and not isinstance(value, bool) else None)

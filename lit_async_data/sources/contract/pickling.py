@@ -21,17 +21,16 @@ import numpy.typing as npt
 
 from lit_async_data.order.permutation import Indices
 
-# Values of an array that go into a digest: evenly spaced ones, so that it takes no time for any number of samples.
-PROBES = 2**14
+PROBES = 2**14  # most values of an array that go into a digest
 
 
 def probes(length: int, most: int = PROBES) -> Indices:
-    """Evenly spaced numbers from 0 to ``length - 1``, both among them; all if they are few."""
+    """At most ``most`` evenly spaced numbers from 0 to ``length - 1``, both included."""
     return np.arange(length) if length <= most else np.arange(most) * (length - 1) // (most - 1)
 
 
 def digest(*pieces: str | npt.NDArray[Any] | Iterable[str]) -> str:
-    """A short text that differs, almost surely, where texts or probed values differ."""
+    """A short text that almost surely differs if texts or probed values differ."""
     made = hashlib.blake2b(digest_size=8)
     for piece in pieces:
         if isinstance(piece, np.ndarray):
@@ -43,13 +42,12 @@ def digest(*pieces: str | npt.NDArray[Any] | Iterable[str]) -> str:
     return made.hexdigest()
 
 
-# Held while modules are registered in cloudpickle's list, which the process shares. Reentrant: an object may pickle a
-# part of itself.
+# Guards cloudpickle's list of modules, which is global. Reentrant: an object may pickle a part of itself.
 _LOCK = threading.RLock()
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-    """Also pickles by value what another process could not import."""
+    """Pickles by value the classes and functions that another process could not import."""
 
     def __init__(self, file: Any, buffer_callback: Callable[[Any], object]) -> None:
         super().__init__(file, 5, buffer_callback)
@@ -76,25 +74,25 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
 
 
 def dumps(value: Any, buffer_callback: Callable[[Any], object]) -> bytes:
-    """The pickle of a value, but for its arrays: ``buffer_callback`` gets a `pickle.PickleBuffer` of each."""
+    """The pickle of a value without its arrays; ``buffer_callback`` gets a `pickle.PickleBuffer` of each."""
     Pickler(memory := io.BytesIO(), buffer_callback).dump(value)
     return memory.getvalue()
 
 
 def importable(name: str) -> bool:
-    """Whether another process with this module path would import the module that has this name here."""
+    """Whether another process with this module path would import the same module by this name."""
     parent, _, _ = name.rpartition(".")
     if parent and not (parent in sys.modules and importable(parent)):
         return False
     spec, path = getattr(sys.modules[name], "__spec__", None), getattr(sys.modules.get(parent), "__path__", None)
-    if spec is None or (parent and path is None):  # C code of its parent has made it; or somebody by hand
+    if spec is None or (parent and path is None):  # made by C code of its parent, or by hand
         return bool(parent)
     found = next(filter(None, (finder.find_spec(name, path) for finder in sys.meta_path)), None)
     return found is not None and found.origin == spec.origin
 
 
 def why_not_pickled(value: Any) -> str:
-    """Empty if it can be."""
+    """The reason why a value cannot be pickled; empty if it can."""
     try:
         dumps(value, [].append)
     except Exception as error:  # noqa: BLE001  # whatever the user's objects raise

@@ -1,4 +1,4 @@
-"""`Source`: the contract between where samples lie and a loader."""
+"""`Source`: the contract between stored samples and a loader."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class StorageLayout:
     Attributes:
         runs: The samples in order, cut into the chunks that store them; empty if each sample is stored alone.
         compressed: Whether a chunk can only be decoded as a whole.
-        reading: ``"copied"``: a copy from memory; one thread is enough. ``"opened"``: a file is opened for each sample,
-            and copied; two threads are slower than one, and each file takes the GIL. ``"decoded"``: work without a
+        reading: ``"copied"``: a copy from memory; one thread is enough. ``"opened"``: a file is opened and copied for
+            each sample; two threads are slower than one, since each file takes the GIL. ``"decoded"``: work without a
             lock, which threads can share. With these three, several small batches are read together. ``"locked"``: work
-            under a lock, where a second thread would only wait; each process has its own. ``"python"``: Python code for
-            each sample; in a thread it would hold the GIL against the training loop.
+            under a lock of the process, where a second thread would only wait. ``"python"``: Python code for each
+            sample; in a thread it would hold the GIL against the training loop.
         spread: Storage chunks that one chunk of a run touches, on average; above 1 if samples reach into the next
             chunk, which is then decoded twice.
         chunks_per_run: Storage chunks in one chunk of a run, as ``shuffle_chunks`` counts them.
@@ -58,7 +58,7 @@ class StorageLayout:
         overlap: Number of following samples that share values with a sample, as overlapping windows do; 0 if none.
         random: Whether `Source.read_random` reads a random part of each sample, such as a random crop of an image.
         ahead: Whether `Source.fetch` and `Source.decode` do anything; if not, workers do not call them.
-        left_out: Which of the stored data belong to no sample, for people; empty if there is nothing to say.
+        left_out: Stored data that belong to no sample, in words; empty if there are none.
 
     Example:
         >>> layout = StorageLayout((ChunkRun(samples=1000, rows=64),), compressed=True, reading="decoded")
@@ -88,7 +88,8 @@ class StorageLayout:
         return max(shuffle_chunks // self.chunks_per_run, 1)
 
 
-# In the group of a part in which each sample is a group or dataset; their names are its column ``group``.
+# Stands in the group of a part for the name of each group or dataset, if that is a sample; the names are the column
+# ``group``.
 EACH = "*"
 
 _Name = TypeVar("_Name", str, tuple[str, str, str])
@@ -99,7 +100,7 @@ class Location(NamedTuple):
 
     file: str
     group: str  # in the file; ``"/"`` for its root
-    row: int  # of the datasets in it; if the group, or a dataset in its place, is the sample, its number among them
+    row: int  # of the datasets in the group; if groups or datasets are the samples, the number of this one
 
 
 class Part(NamedTuple):
@@ -108,15 +109,15 @@ class Part(NamedTuple):
     file: str
     group: str  # as in `Location`
     name: str  # does not change when files are added, or when all files move to another folder
-    samples: int  # their number
-    rows: int = 0  # differs between different row selections of the same file; 0 for all rows
+    samples: int  # the number of samples
+    rows: int = 0  # differs between row selections of one file; 0 for all rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Places:
     """Part and row of each sample."""
 
-    parts: tuple[Part, ...]  # with distinct file, group and name; their ``samples`` mean nothing here
+    parts: tuple[Part, ...]  # with distinct file, group and name; ``samples`` is undefined
     which: Indices  # index of each sample's part
     rows: Indices  # of each sample in the complete part; the same in a subset, and when other parts are added
 
@@ -149,30 +150,27 @@ class Places:
 
 
 def _distinct(parts: tuple[Part, ...], which: Indices, rows: Indices) -> Places:
-    # A file that two concatenated sources share is one part: its rows are the same rows.
+    # A file that several concatenated sources share is one part.
     codes, names = numbered(part[:3] for part in parts)
     if len(names) == len(parts):
         return Places(parts, which, rows)
     firsts = np.unique(codes, return_index=True)[1]
     for part, code in zip(parts, codes.tolist(), strict=True):
         if part.rows != parts[firsts[code]].rows:
-            raise ConfigError(
-                f"{part.file} occurs twice with different rows or windows, so overlaps cannot be found; split "
-                "each source of this file first, then concatenate the sides",
-                "source",
-                file=part.file,
-            )
+            what = "occurs twice with different rows or windows, so overlaps cannot be found"
+            ways = "split each source of this file first, then concatenate the sides"
+            raise ConfigError(f"{part.file} {what}; {ways}", "source", file=part.file)
     return Places(tuple(parts[first] for first in firsts.tolist()), codes[which], rows)
 
 
 def numbered(names: Iterable[_Name]) -> tuple[Indices, list[_Name]]:
-    """A number for each name, and the distinct names in the order in which they come first."""
+    """A number for each name, and the distinct names, in order of appearance."""
     numbers: dict[_Name, int] = {}
     return np.fromiter((numbers.setdefault(name, len(numbers)) for name in names), np.int64), list(numbers)
 
 
 def starts(counts: npt.ArrayLike) -> Indices:
-    """The start of each of several consecutive blocks, and the end of the last."""
+    """The start of each of several consecutive blocks, and the end of the last block."""
     return np.append(0, np.cumsum(np.asarray(counts, np.int64)))
 
 
@@ -186,13 +184,13 @@ BLOCK_SAMPLES = 2**20  # per read when a field is read for all samples
 class MemoryNeeds:
     """Bytes that a source needs in memory."""
 
-    decoded: int = 0  # of decoded chunks that stay between batches
-    per_thread: int = 0  # that each thread needs to decode, besides those: input, stages and result
-    cacheable: int = 0  # of all data that must be decoded; no cache can hold more
+    decoded: int = 0  # for decoded chunks that stay between batches
+    per_thread: int = 0  # for each thread that decodes: input, stages and result
+    cacheable: int = 0  # for all data that must be decoded; no cache can hold more
 
     @classmethod
     def together(cls, needs: Sequence[MemoryNeeds]) -> MemoryNeeds:
-        """Of several sources that are read in turn."""
+        """The needs of several sources that are read in turn."""
         return cls(
             sum(each.decoded for each in needs),
             max((each.per_thread for each in needs), default=0),
@@ -201,9 +199,9 @@ class MemoryNeeds:
 
 
 class Reservation:
-    """Room in a source: given back by a call, or when nobody refers to it any more, as after an interrupt."""
+    """Room in a source, given back by a call or by garbage collection, as after an interrupt."""
 
-    _release: Callable[[], None] | None = None  # until the constructor has come to its end
+    _release: Callable[[], None] | None = None  # until the constructor ends
 
     def __init__(self, release: Callable[[], None]) -> None:
         self._process = ProcessGuard()
@@ -211,15 +209,15 @@ class Reservation:
 
     def __call__(self) -> None:
         release = self._release  # read once: another thread, or garbage collection, may call this meanwhile
-        if release is not None and not self._process.forked:  # a fork may never get the lock of the room
-            release()  # again, if an interrupt has ended it: it counts once
+        if release is not None and not self._process.forked:  # a forked process may never get the lock of the room
+            release()  # counts once, also if it is called again after an interrupt
             self._release = None
 
     def __del__(self) -> None:
         try:
             self()
         except BaseException:
-            self()  # Python drops an interrupt that comes in a finaliser, and the room would stay taken
+            self()  # Python drops an interrupt in a finaliser; the room would stay taken
             raise
 
 
@@ -311,7 +309,7 @@ class Source(abc.ABC):
         return [spec.packed({key: array[place] for key, array in fields.items()}) for place in range(len(samples))]
 
     def _read_in_any_process(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Also in a fork of the process that opened the files, such as a DataLoader's worker."""
+        """Read, also in a forked process such as a worker of a DataLoader."""
         process, reader = vars(self).get("_reader_in_fork", (0, self))
         try:
             (reader if process == os.getpid() else self).read_into(samples, out)
@@ -366,7 +364,7 @@ class Source(abc.ABC):
 
     @property
     def repeats(self) -> bool:
-        """Whether some samples are the same one, as in a subset that lists it twice: they draw other random numbers."""
+        """Whether a sample occurs twice, as in a subset that lists it twice; both draw different random numbers."""
         return False
 
     def ids(self, samples: Indices) -> Indices:
@@ -374,10 +372,10 @@ class Source(abc.ABC):
         return samples
 
     def fingerprint(self) -> dict[str, int | str]:
-        """Facts by which a resumed run notices other data than in its checkpoint.
+        """Facts by which a resumed run notices that the data are not those of its checkpoint.
 
-        Numbers and short texts by name, found without reading samples. Nothing that differs between copies of the same
-        data, such as times or the folder. Number of samples and fields, unless overridden.
+        Numbers and short texts by name, found without reading samples; equal for copies of the data in other folders.
+        Number of samples and fields, unless overridden.
         """
         return {"samples": len(self), "fields": str(self.spec)}
 
@@ -385,7 +383,7 @@ class Source(abc.ABC):
 
     @property
     def parts(self) -> Sequence[Part]:
-        """Which consecutive samples belong together, in sample order. One part without a name, unless overridden."""
+        """Consecutive samples that belong together, in sample order. One part without a name, unless overridden."""
         return (Part(self.name, "/", "", len(self)),)
 
     def places(self) -> Places:
@@ -393,7 +391,7 @@ class Source(abc.ABC):
         return Places.of_parts(self.parts)
 
     def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]] | None:
-        """A group number for each sample, from the name that ``naming`` gives its file; and those names.
+        """The group number of each sample, and the names of groups, which ``naming`` makes of the path of its file.
 
         None, unless overridden: samples have no files of their own, and are grouped by the files of their `parts`.
         """
@@ -420,7 +418,7 @@ class Source(abc.ABC):
         return read_all(self, name).reshape(-1)
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
-        """The same samples, with text numbered by other names, such as those of the training set, by batch key.
+        """The same samples, with text numbered by given names, such as the classes of the training set, by batch key.
 
         Names that the user gave do not change. Text that is not among the names is a `FormatError`, in a table a
         `ManifestError`. This source, unless overridden: its numbers are stored.
@@ -431,13 +429,13 @@ class Source(abc.ABC):
 
     @property
     def runs_user_code(self) -> bool:
-        """Whether code that is not of this package reads the samples."""
+        """Whether code outside of this package reads the samples."""
         return not type(self).__module__.startswith("lit_async_data.")
 
     def count_changes(self) -> int:
-        """How often an attribute, or one of an object in it, was found changed. Loaders ask when a pass begins.
+        """How many calls of this found an attribute, or an object in one, changed; loaders call it before each pass.
 
-        Each call compares with the call before; see `Watch` for what is seen.
+        Each call compares with the call before; `Watch` says which changes are seen.
         """
         if not self.runs_user_code:
             return 0
@@ -449,9 +447,9 @@ class Source(abc.ABC):
     # -- random parts of samples -------------------------------------------------------------------------------------
 
     def read_random(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
-        """Read samples as `read_into` does, but take the part that each key selects instead of the middle.
+        """Read samples as `read_into` does, but the part that each key selects, not the middle.
 
-        Called where `chunks` says ``random=True``.
+        Called if `chunks` has ``random=True``.
 
         Args:
             samples: As for `read_into`.
@@ -460,10 +458,10 @@ class Source(abc.ABC):
         """
         self.read_into(samples, out)
 
-    # -- reading ahead, where `chunks` says ``ahead=True`` -----------------------------------------------------------
+    # -- reading ahead, if `chunks` has ``ahead=True`` ---------------------------------------------------------------
 
     def fetch(self, samples: Indices) -> bool:
-        """Start bringing samples that will be read soon into memory. An error comes again from `read_into`.
+        """Start to bring samples that will be read soon into memory. `read_into` raises any error again.
 
         Returns:
             Whether some of them were not in memory.
@@ -475,8 +473,8 @@ class Source(abc.ABC):
 
         Args:
             samples: As for `read_into`.
-            chunk_group: Epoch and number of the group of chunks that they are in; chunks of earlier groups are dropped
-                first. None if the order has no groups.
+            chunk_group: Epoch and number of their group of chunks; chunks of earlier groups are dropped first. None if
+                the order has no groups.
         """
 
     def memory(self, chunks: int = 0) -> MemoryNeeds:
@@ -495,13 +493,13 @@ class Source(abc.ABC):
             cache_bytes: Bytes for chunks that stay, so that they are decoded only once.
 
         Returns:
-            A function that releases the reservation; calling it again does nothing. Keep it: dropped, it releases too.
+            A function that releases the reservation, as its garbage collection does; further calls do nothing.
         """
         return lambda: None
 
 
 def read(source: Source, samples: Indices, keys: Iterable[str] | None = None) -> dict[str, Array]:
-    """Values as they are stored, by key."""
+    """Stored values, by key."""
     out = source.spec.empty(len(samples), keys)
     source.read_into(samples, out)
     return out

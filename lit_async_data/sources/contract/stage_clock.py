@@ -1,7 +1,7 @@
-"""`CLOCK`: what each thread spends on decoding and transforming, counted where that happens.
+"""`CLOCK`: the time that each thread spends on decoding and transforming.
 
-Sources add to it once per chunk, file or batch, and never per sample. Whoever runs the thread takes the sums after each
-slot. Nothing is shared between threads, so nothing is locked.
+Sources add to it once per chunk, file or batch, never per sample; the pipeline takes the sums after each slot. Threads
+share nothing, so there is no lock.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from typing import NamedTuple
 
 
 class Work(NamedTuple):
-    """What one thread, or several together, did: sums of seconds, bytes and batches."""
+    """The work of one thread, or several together: sums of seconds, bytes and batches."""
 
     seconds: float = 0.0  # of reading, decoding and transforming, summed over the workers
-    decode_s: float = 0.0  # of these, for chunks and images; if a file is mapped, the wait for its pages is here
+    decode_s: float = 0.0  # of these, for chunks and images; includes waits for pages of a mapped file
     transform_s: float = 0.0  # of these, for ``sample_transform`` and ``batch_transform``
-    # Of these, in which a core worked, or another worker on the same chunk or transform; the others were waits.
-    cpu_s: float = 0.0
+    cpu_s: float = 0.0  # of these, while a core worked, or another worker on the same chunk or transform; not waits
     stored: int = 0  # bytes of decoded chunks and files
     decoded: int = 0  # bytes of the results, also of samples that are not used
     batches: int = 0
     bytes: int = 0  # of the samples
-    slot_s: float = 0.0  # that workers waited for a slot while the loop waited for data, too
-    loop_s: float = 0.0  # that workers waited because all slots were full: the loop had data enough
-    starved: int = 0  # how often the loop had to wait for a batch, or for several that are read together
+    slot_s: float = 0.0  # that workers waited for a slot while the loop waited for data
+    loop_s: float = 0.0  # that workers waited because all slots were full
+    starved: int = 0  # waits of the loop for a batch, or for several that are read together
     copy_s: float = 0.0  # of copies to a device with streams, by its own clock
     copied: int = 0  # bytes of these copies
 
@@ -43,7 +42,7 @@ class Work(NamedTuple):
 
     @property
     def read(self) -> Work:
-        """Seconds and bytes of reading: bringing stored bytes into memory, and copying values to their places."""
+        """Seconds and bytes of reading stored bytes into memory, and of copying values to their places."""
         seconds = max(self.seconds - self.decode_s - self.transform_s, 0.0)
         return Work(seconds, bytes=self.stored or self.bytes)
 
@@ -61,7 +60,7 @@ class Work(NamedTuple):
 
     @property
     def mb_per_s(self) -> float:
-        """10⁶ bytes; 0 if it took no time."""
+        """In 10⁶ bytes per second; 0 if the work took no time."""
         return self.bytes / 1e6 / self.seconds if self.seconds else 0.0
 
 
@@ -69,7 +68,7 @@ NO_WORK = Work()
 
 
 class StageClock(threading.local):
-    """The sums of the calling thread since they were taken last; ``_wall`` and ``_cpu`` say when that was."""
+    """The sums of the calling thread since `take`, whose times ``_wall`` and ``_cpu`` hold."""
 
     def __init__(self) -> None:
         self.start()
@@ -80,9 +79,9 @@ class StageClock(threading.local):
         self._stored = self._decoded = 0
 
     def waited(self, began_s: float) -> float:
-        """The thread had nothing to do from a moment until now: that is no work."""
+        """Leave out the time since ``began_s``, in which the thread had nothing to do."""
         now = time.perf_counter()
-        # The sums of a thread begin with its first call, which may be this one.
+        # The sums of a thread begin at its first call, which may be this one.
         self._wall = min(self._wall + now - began_s, now)
         return now - began_s
 
@@ -95,11 +94,11 @@ class StageClock(threading.local):
         self._transform_s += seconds
 
     def waited_for_others(self, seconds: float) -> None:
-        """Another worker had what this one needed, and worked meanwhile."""
+        """Count the time in which this worker waited for the work of another one."""
         self._others_s += seconds
 
     def take(self) -> Work:
-        """Since `start`, or since this was called last, without waits for slots."""
+        """The work since `start` or the last call, without waits for slots."""
         wall, cpu = time.perf_counter() - self._wall, time.thread_time() - self._cpu + self._others_s
         work = Work(wall, self._decode_s, self._transform_s, min(cpu, wall), self._stored, self._decoded)
         self.start()

@@ -1,10 +1,10 @@
 """Code of users that reads samples: attributes that change between passes, and random draws.
 
-Numbers, text and small arrays are compared by value, other objects by identity. Short lists, dicts, and the names in a
-function are looked into; items that a container gains or loses are ignored, since reading may use it as a cache.
+Numbers, text and small arrays are compared by value, other objects by identity. Short containers and the names in a
+function are examined; items that a container gains or loses are ignored, since reading may use it as a cache.
 
-`READING` tells code below a loader, at whatever depth, which epoch its thread reads. Imports no torch: where nobody
-has, nobody draws from it.
+`READING` tells code below a loader which epoch its thread reads. This module imports no torch: a program without torch
+draws no numbers from it.
 """
 
 from __future__ import annotations
@@ -28,26 +28,22 @@ if TYPE_CHECKING:
     import torch as of_torch
 
 
-# Limits: values in one comparison, items of a container that is looked into, elements of an array compared by value.
+# Limits: values per comparison, items of a container that is examined, elements of an array that is compared by value.
 MOST, MOST_ITEMS, MOST_ELEMENTS = 4096, 64, 16
 PLAIN = (bool, int, str, bytes, type(None))
 CONTAINERS = (list, tuple, dict)
 HOLDERS = (types.MethodType, functools.partial)
-# Packages whose objects change as they work.
+# Packages whose objects change while they work.
 OURS, LIBRARIES = ("lit_async_data",), ("pytorch_lightning", "lightning", "h5py", "zarr")
-# Attributes of this package's objects that are looked into; private ones of torch's modules; and attributes in which a
-# source keeps the state of reading.
-INSIDE, OF_MODULES, KEPT = (
-    ("dataset", "inside", "function"),
-    ("_modules", "_buffers", "_parameters"),
-    ("_watched", "_reader_in_fork"),
-)
+INSIDE = ("dataset", "inside", "function")  # attributes of this package's objects that are examined
+OF_MODULES = ("_modules", "_buffers", "_parameters")  # private attributes of torch's modules that are examined
+KEPT = ("_watched", "_reader_in_fork")  # attributes of a source with the state of reading
 
 Path = tuple[Any, ...]  # the names that lead to a value
 
 
 class Watch:
-    """Compares an object with its state at the last look. A copy or a pickle has not looked yet."""
+    """Compares an object with its state at the last look. A copy or pickle of this begins anew."""
 
     def __init__(self) -> None:
         self._seen: dict[Path, Any] | None = None
@@ -57,7 +53,7 @@ class Watch:
         return Watch, ()
 
     def look(self, value: Any, *, keep: bool = True) -> list[Path]:
-        """Where the object has changed since the last look that was to be kept; nothing at the first."""
+        """The places of changes since the last look with ``keep``; none at the first look."""
         now = {path: _mark(part) for path, part in values_in(value)}
         before = now if self._seen is None else self._seen
         if keep:
@@ -67,12 +63,12 @@ class Watch:
         return [path for path in changed if path not in self._of_reading and not _is_gained(path, before, now)]
 
     def has_been_read(self, value: Any) -> None:
-        """What has changed since the last look, such as counters and open files, is not the user's."""
+        """Ignore places that have changed since the last look: reading changes them, as counters and open files."""
         self._of_reading.update(self.look(value))
 
 
 def values_in(value: Any) -> Iterator[tuple[Path, Any]]:
-    """An object and what is in it, each object once, those near the top first."""
+    """An object and the objects in it, each once, in order of depth."""
     left, known, count = collections.deque[tuple[Path, Any]]([((), value)]), set[int](), 0
     while left and count < MOST:
         path, value = left.popleft()
@@ -101,13 +97,12 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
     if isinstance(value, type | types.ModuleType) or _is_of(kind, LIBRARIES):
         return ()
     slots = {name for each in kind.__mro__ for name in getattr(each, "__slots__", ()) if name[:2] != "__"}
-    named = {name: getattr(value, name) for name in slots if hasattr(value, name)} | dict(
-        getattr(value, "__dict__", {})
-    )
+    named = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    named |= getattr(value, "__dict__", {})
     if _is_of(kind, OURS):
         return [(name, named[name]) for name in INSIDE if name in named]
-    # Private names are not the user's in torch's modules, in classes that extend a source of this package, and in
-    # objects that are neither datasets nor transforms, such as events and locks.
+    # Private names are left out in torch's modules, in classes that extend a source of this package, and in objects
+    # that are neither datasets nor transforms, such as events and locks.
     torch = sys.modules.get("torch")
     extends = any(_is_of(each, OURS) and each.__name__ != "Source" for each in kind.__mro__)
     users = callable(value) or hasattr(kind, "__getitem__")
@@ -125,12 +120,12 @@ def _is_of(kind: type, packages: tuple[str, ...]) -> bool:
 
 
 def _mark(value: Any) -> Any:
-    """What stands for a value in comparisons. It keeps the value alive, so that no other has its `id`."""
+    """Represents a value in comparisons, and keeps it alive, so that no other value gets its `id`."""
     kind, torch = type(value), sys.modules.get("torch")
     if kind in PLAIN:
         return kind, value
     if isinstance(value, HOLDERS):
-        return kind  # what is in it is compared
+        return kind  # its parts are compared
     if kind in CONTAINERS:
         return kind, id(value), value
     is_array = isinstance(value, np.ndarray | np.generic)
@@ -154,21 +149,14 @@ def _is_gained(path: Path, before: dict[Path, Any], now: dict[Path, Any]) -> boo
 _GONE = object()
 
 
-# Separates these keys from those of sources, hooks and batches: see `sample_reader.py`.
+# Separates these keys from the keys of sources, hooks and batches: see `sample_reader.py`.
 GLOBAL_KEYS = 6
 
 
 class _Reading(threading.local):
-    """What the calling thread reads.
-
-    Attributes:
-        epoch: The epoch; None for no epoch of a loader, and in evaluation, whose passes are alike.
-        key: What the seeds of the global generators follow from, in a thread that has them for itself; else None.
-    """
-
-    epoch: int | None = None
-    key: int | None = None
-    drawing: tuple[Indices, Indices] | None = None  # the samples of a read, and the number of each, for its seed
+    epoch: int | None = None  # that the thread reads; None outside of loaders, and in evaluation: its passes are alike
+    key: int | None = None  # of the seeds of the global generators, if no other thread draws from them
+    drawing: tuple[Indices, Indices] | None = None  # the samples of a read, and the numbers that give their seeds
 
     @contextlib.contextmanager
     def of(self, epoch: int, seed: int | None, *, alike: bool) -> Iterator[None]:
@@ -177,14 +165,14 @@ class _Reading(threading.local):
         try:
             yield
         finally:
-            self.epoch = self.key = self.drawing = None  # not as before: an interrupt may have left that
+            self.epoch = self.key = self.drawing = None  # not the values before, which may be left by an interrupt
 
     def numbers(self, samples: Indices) -> Indices:
-        """Those of this very array of samples; a source that reads others meanwhile has their own numbers."""
+        """The numbers for these samples' seeds; for another array, which a source reads meanwhile, its own values."""
         return self.drawing[1] if self.drawing is not None and self.drawing[0] is samples else samples
 
     def keys(self, kind: int, numbers: Indices) -> list[int]:
-        """A key for each sample, or batch, of a kind, where there is a `key`."""
+        """A key for each sample or batch; needs `key`."""
         assert self.key is not None
         keys: list[int] = derived_keys(derived_key(self.key, kind), numbers).tolist()
         return keys
@@ -205,7 +193,7 @@ def states(device: of_torch.device | None = None) -> dict[str, object]:
     torch: Any = sys.modules.get("torch")
     found: dict[str, object] = {} if torch is None else {"torch": torch.get_rng_state().numpy().tobytes()}
     # As bytes: numpy's state has another form for each kind of generator.
-    found["numpy"] = pickle.dumps(np.random.get_state(legacy=False))  # noqa: NPY002  # it is the global one that is watched
+    found["numpy"] = pickle.dumps(np.random.get_state(legacy=False))  # noqa: NPY002  # the global one is watched
     found["random"] = random.getstate()
     get = None if device is None else getattr(getattr(torch, device.type, None), "get_rng_state", None)
     if device is not None and get is not None:
@@ -220,7 +208,7 @@ def drawn(before: dict[str, object], after: dict[str, object]) -> list[str]:
 
 @contextlib.contextmanager
 def put_back() -> Iterator[list[str]]:
-    """Put the global generators back at the end; yields the names of those that were drawn from."""
+    """Restore the global generators at the end; yields a list for the names of generators that were drawn from."""
     found: list[str] = []
     before, torch = states(), sys.modules.get("torch")
     kept = torch and torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002  # as above

@@ -187,13 +187,10 @@ def kind_of_path(path: str) -> Kind | None:
 def kind_of(key: str, column: Column, table: Table, root: RootDirectory) -> Kind | None:
     """The kind as given, else inferred from the first value; None for labels of any kind."""
     first, array = table.first(column.names[0], column.separator), table.array(column.names[0])
-    embedded = any(isinstance(table.array(name), EmbeddedFiles) for name in column.names)
-    kind: Kind | None
+    embedded, kind = any(isinstance(table.array(name), EmbeddedFiles) for name in column.names), column.kind
     if embedded:
         kind = _kind_of_bytes(key, column, first, table)
-    elif column.kind is not None or column.several or column.classes is not None:
-        kind = column.kind
-    else:
+    elif kind is None and not column.several and column.classes is None:
         kind = _kind_of_value(first if column.suffix is None else f"{first}{column.suffix}", root)
     if kind in FILES and not embedded:
         one = array.type.value_type if is_list(array.type) and kind != "hdf5" else array.type

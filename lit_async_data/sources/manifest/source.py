@@ -1,4 +1,4 @@
-"""`ManifestSource`: samples of a table, or of folders named by class."""
+"""`ManifestSource`: samples of a table, or of a folder for each class."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ _log = logging.getLogger(__name__)
 
 
 def class_folders(root: str, *, links: bool = False) -> FolderTable:
-    """A table of the images and ``.npy`` files in a tree of class folders, both sorted by name.
+    """A table of the images and ``.npy`` files in a tree of class folders, sorted by class and name.
 
-    Its columns are ``path``, relative to ``root``, and ``label``. Links to folders are followed only if wanted.
+    Its columns are ``path``, relative to ``root``, and ``label``. Links to folders are followed only with ``links``.
     """
     if not os.path.isdir(root):
         raise ConfigError(f"{root} is not a folder; give one with a folder per class", "from_folder")
@@ -74,12 +74,12 @@ def class_folders(root: str, *, links: bool = False) -> FolderTable:
         chunks.append(library.array(list(_files(root, name, skipped, links=links)), library.large_string()))
         others += skipped
         if not len(chunks[-1]):
-            what = f", but {_counted(skipped)}; convert those" if skipped else "; add some"
-            raise MissingError(
-                f"from_folder: {os.path.join(root, name)} has no images or .npy files{what}, or move the folder "
-                "away if it is not a class",
-                file=os.path.join(root, name),
+            folder, what = (
+                os.path.join(root, name),
+                f", but {_counted(skipped)}; convert those" if skipped else "; add some",
             )
+            message = f"{folder} has no images or .npy files{what}, or move the folder away if it is not a class"
+            raise MissingError(f"from_folder: {message}", file=folder)
     if others:
         _log.warning("from_folder: %s: skipped files that are neither images nor .npy: %s", root, _counted(others))
     codes = np.repeat(np.arange(len(classes), dtype=np.int32), list(map(len, chunks)))
@@ -88,7 +88,7 @@ def class_folders(root: str, *, links: bool = False) -> FolderTable:
 
 
 def _check_no_stages(root: str, folders: list[str]) -> None:
-    """Refuse folders such as ``train`` and ``val`` that hold class folders; ``test`` may be a class."""
+    """Refuse folders such as ``train`` and ``val`` that hold class folders; a class may have such a name."""
     if not all(name.lower() in _STAGES for name in folders):
         return
     for name in folders:
@@ -96,11 +96,9 @@ def _check_no_stages(root: str, folders: list[str]) -> None:
         shown = [each for each in (*below, *files) if not each.startswith(".")]
         if any(each in shown for each in below) and not any(map(_is_readable, shown)):
             sources = " and ".join(f"from_folder({os.path.join(root, each)!r})" for each in folders)
-            raise ConfigError(
-                f"{root} has folders of stages ({', '.join(folders)}) that hold the folders of classes; "
-                f"give each stage its own source, {sources}; or rename one if these are the classes",
-                "from_folder",
-            )
+            what = f"has folders of stages ({', '.join(folders)}) that hold the folders of classes"
+            ways = f"give each stage its own source, {sources}; or rename one if these are the classes"
+            raise ConfigError(f"{root} {what}; {ways}", "from_folder")
 
 
 def _is_readable(name: str) -> bool:
@@ -113,15 +111,12 @@ def _counted(suffixes: Counter[str]) -> str:
 
 def _check_no_links(folders: list[str]) -> None:
     for folder in filter(os.path.islink, folders):
-        raise ConfigError(
-            f"{quoted(folder)} is a link to a folder; set allow_external=True to follow it, or remove it",
-            "from_folder",
-            file=folder,
-        )
+        what = "is a link to a folder; set allow_external=True to follow it, or remove it"
+        raise ConfigError(f"{quoted(folder)} {what}", "from_folder", file=folder)
 
 
 def _files(root: str, name: str, skipped: Counter[str], *, links: bool) -> Iterator[str]:
-    """Paths relative to the root; other files are counted by suffix, hidden ones are not."""
+    """Paths of readable files, relative to the root. Counts other files by suffix, without hidden files."""
     seen: set[str] = set()  # visited folders: links may form a cycle
     for folder, below, files in os.walk(os.path.join(root, name), onerror=raise_if_none_left, followlinks=links):
         if os.path.realpath(folder) in seen:
@@ -149,7 +144,7 @@ def _utf8_path(path: str) -> str:
 
 OPTIONS = ["root", "id", "filters", "exclude", "check_files", "allow_external", "delimiter", "encoding"]
 OPTIONS += [field.name for field in dataclasses.fields(ImageShape)]
-# What to do with names that are no options of a table.
+# Advice for names that are no options of a table.
 ELSEWHERE = OF_SOURCE | {
     each.name: f'give it to a column: {{"name": COLUMN, "{each.name}": …}}'
     for each in dataclasses.fields(Column)
@@ -157,7 +152,7 @@ ELSEWHERE = OF_SOURCE | {
 }
 
 Check = Literal["first", "none"]
-FOLDER_ROWS = 256  # files of a folder in one chunk of ``shuffle="chunk"``
+FOLDER_ROWS = 256  # most files of a folder in one chunk of ``shuffle="chunk"``
 
 
 def columns_of_fields(fields: Any, image: ImageShape) -> tuple[dict[str, Column], bool]:
@@ -173,9 +168,8 @@ def columns_of_fields(fields: Any, image: ImageShape) -> tuple[dict[str, Column]
         raise ConfigError(f"{fields!r} is neither a mapping from batch key to column nor a list of columns", "fields")
     columns = dict(pairs)
     if len(columns) < len(pairs):
-        raise ConfigError(
-            f"{list(map(str, fields))} names a column twice; use a mapping with another key for each", "fields"
-        )
+        what = "names a column twice; use a mapping with another key for each"
+        raise ConfigError(f"{list(map(str, fields))} {what}", "fields")
     return columns, isinstance(fields, Mapping)
 
 
@@ -209,10 +203,10 @@ class ManifestSource(Source):
             working directory.
         id: Column of sample ids, read as text; ids must be unique. Errors and `locate` name them.
         filters: Conditions that rows must all meet, as in ``[["quality", ">", 0.5], ["site", "in", ["a", "b"]]]``.
-        exclude: Samples to leave out, as for `HDF5Source`. Rows of a list count without ``filters``, and must name the
-            files that the list names.
-        check_files: Files to check now: ``"first"``, those of the first good sample of 16, or ``"none"``. A bad file
-            raises its error when it is read; ``inspect --check-all`` reads all. HDF5 files are always opened.
+        exclude: Samples to leave out, as for `HDF5Source`. A list counts rows without ``filters``; a listed row must
+            still name the listed file.
+        check_files: Files to check now: ``"first"``, the files of the first good sample of 16, or ``"none"``. A bad
+            file raises its error when it is read; ``inspect --check-all`` reads all. HDF5 files are always opened.
         allow_external: Whether paths, and links on them, may leave ``root``.
         delimiter: Separates cells of CSV and TSV files: ``";"``, ``"|"``. None: a comma, and a tab in TSV.
         encoding: Encoding of CSV and TSV files: ``"cp1252"``, ``"latin-1"``, ``"utf-16"``. None: UTF-8.
@@ -333,7 +327,7 @@ class ManifestSource(Source):
         return self._spec
 
     def fingerprint(self) -> dict[str, int | str]:
-        """Number of samples and fields, and the names of files and the labels of some samples, evenly spaced."""
+        """Number of samples and fields; file names and labels of evenly spaced samples."""
         fields, fingerprint = self._fields, super().fingerprint()
         if fields.paths is not None:
             files = itertools.chain(*fields.paths.texts(probes(len(self), most=256)))
@@ -406,11 +400,10 @@ class ManifestSource(Source):
         return self._fields.rows.places()
 
     def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]]:
-        """A group number for each sample, from the name that ``naming`` gives its first path; and those names."""
+        """The group number of each sample, and the names of groups, which ``naming`` makes of its first path."""
         if self._fields.paths is None:
-            raise ConfigError(
-                "no field holds paths of files; group by a column, as with groups='column:NAME'", "groups"
-            )
+            what = "no field holds paths of files; group by a column, as with groups='column:NAME'"
+            raise ConfigError(what, "groups")
         return self._fields.paths.grouped(naming)
 
     @functools.cached_property

@@ -330,8 +330,6 @@ def labels_of(
 ) -> Labels:
     """Labels from arrays as `as_single_array` returns them. With ``together``, all columns form one vector per row."""
     several = not together and formats.is_text_list(columns[0][1].type)
-    if null == "zero" and not several:
-        raise ConfigError("zero is for several classes per row; set ignore or drop", "null")
     parsed = [(name, _column_of(array, name, origin, classes, null)) for name, array in columns]
     if not together:
         return _with_null_option(parsed[0][1], null, origin, parsed[0][0], several=several)
@@ -343,8 +341,6 @@ def labels_of(
 
 def texts_of(array: Any, name: str, origin: RowOrigin, null: Null, max_length: int | None) -> Labels:
     """Text, or whole numbers as digits, numbered in order of its distinct values; lists are padded with `IGNORED`."""
-    if null == "zero":
-        raise ConfigError("zero is for several classes per row; set ignore or drop", "null")
     flat = array.flatten() if is_list(array.type) else array
     if not (is_text(flat.type) or formats.is_categorical(flat.type) or arrow("types").is_integer(flat.type)):
         raise origin.error(f"holds {array.type}; give text or whole numbers", column=name)
@@ -423,6 +419,8 @@ def _with_null_option(
     column: _Column, null: Null, origin: RowOrigin, name: str | None, *, several: bool = False
 ) -> Labels:
     values, missing, classes = column
+    if null == "zero" and not several:
+        raise ConfigError("zero is for several classes per row; set ignore or drop", "null")
     if several and null == "ignore":
         # Also without missing values, so that the dtype does not depend on the rows.
         values = values.astype(np.float32)
