@@ -60,9 +60,9 @@ class Column:
         name: The column; or several columns of numbers, which become one vector per sample.
         kind: Content of the column. ``"image"``, ``"npy"`` and ``"hdf5"``: paths of such files. ``"class"``: text or
             whole numbers, one class per value. ``"text"``: no class, such as ids, but text as numbers;
-            `BatchSpec.names` gives it back. ``"number"``: numbers, also if the table has them as text, and the stored
-            numbers of a Hugging Face ``ClassLabel``. None: inferred from the first value: a path if it ends in a known
-            suffix or is the path of a file, else a number if it can be read as one, else a class.
+            `BatchSpec.names` gives it back. ``"number"``: numbers, also if the table has them as text; for ordered
+            categories whose names are no numbers, their positions. None: inferred from the first value: a path if it
+            ends in a known suffix or is the path of a file, else a number if it can be read as one, else a class.
         dtype: Element type of labels and of rows of HDF5 files. None: as stored.
         classes: Names of the values 0, 1, 2, … of text, or of a dataset of HDF5 files, as in `Field`. None: all
             categories of an ordered categorical column; for other text, the distinct values, sorted.

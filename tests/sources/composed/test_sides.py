@@ -51,6 +51,12 @@ def test_files_may_be_listed_too():
     assert {name: side.samples.tolist() for name, side in sides.items()} == {"train": [0, 1, 5], "val": [2, 3, 4]}
 
 
+def test_the_end_of_a_path_is_answered_by_the_whole_path():
+    source = parted({"a/s.h5": 2, "b/s.h5": 3, "b/us.h5": 1})
+    with pytest.raises(ConfigError, match=r"train names s\.h5, .*write the whole path, as in a/s\.h5, b/s\.h5$"):
+        split(source, {"train": ["s.h5"], "val": ["b/us.h5"]}, groups="file")
+
+
 @pytest.mark.parametrize(
     ("given", "groups", "message"),
     [

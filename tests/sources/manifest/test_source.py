@@ -251,6 +251,22 @@ def test_classes_that_are_called_as_stages_are(tree, tmp_path):
     assert ManifestSource.from_folder(tmp_path / "img").spec["y"].classes == ("test", "train")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fields": ["path", "labl"]}, "{tree}: has no column 'labl'"),
+        ({"filters": [["path", "==", "b"]], "id": "label"}, "{tree}: the filters match none"),
+        ({"id": "label"}, "{tree}, file 1, column 'label': .* more than once"),
+        ({"delimiter": ";"}, "delimiter: does not apply to a folder"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else "-".join(value),
+)
+def test_errors_about_the_options_of_a_tree_name_the_folder(options, message, tree):
+    with pytest.raises((ConfigError, ManifestError), match=f"^{message.format(tree=tree)}") as caught:
+        ManifestSource.from_folder(tree, **options)
+    assert caught.value.file in (None, str(tree))
+
+
 def test_errors_in_a_tree_name_the_folder_and_no_table(tree):
     (tree / "emu/deep/10.png").write_bytes(b"nothing")
     source = ManifestSource.from_folder(tree, check_files="none")

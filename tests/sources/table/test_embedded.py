@@ -85,6 +85,14 @@ def test_the_layouts_of_hugging_face_train_as_they_are(place, tmp_path):
     check_contract(source)
 
 
+@pytest.mark.parametrize(("names", "numbers"), [(["owl", "auk"], [1, -100, 0]), (["7", "5"], [5, -100, 7])], ids=str)
+def test_the_numbers_of_a_class_label_can_be_read_as_numbers(names, numbers):
+    feature = {"names": names, "_type": "ClassLabel"}
+    made = pa.table({"y": [1, -1, 0]}).replace_schema_metadata(hugging_face(y=feature))
+    source = ManifestSource(made, {"y": {"name": "y", "kind": "number", "null": "ignore"}})
+    assert (source.spec["y"].classes, read(source, np.arange(3))["y"].tolist()) == ((), numbers)
+
+
 @pytest.mark.parametrize("names", [3, ["a", "b"], ["a", " a", "b", "c", "d", "e"]], ids=str)
 def test_metadata_that_does_not_fit_leaves_numbers_as_they_are(names):
     feature = {"names": names, "_type": "ClassLabel"}
