@@ -59,9 +59,9 @@ class DatasetSource(Source):
     ``workers=1`` moves it to a thread. As for a DataLoader, the dataset must not return the same memory for two samples
     of a batch.
 
-    What you set between two passes, also in a dataset inside, holds from the next pass on. A method ``set_epoch`` is
-    called with the epoch of the samples that are read next, until you have set what it sets. In a reader process, the
-    global random generators are seeded before each sample. ``docs/data/any_loader.md`` says more of all three.
+    Attributes that you set between two passes, also in a dataset inside, hold from the next pass on. The source calls a
+    method ``set_epoch`` with the epoch of the next samples, until you set the attributes that it sets. In a reader
+    process, the global random generators are seeded before each sample. See ``docs/data/any_loader.md``.
 
     Args:
         dataset: A `torch.utils.data.Dataset` or an object with the same interface. ``__getitems__`` is called with the
@@ -283,8 +283,8 @@ class DatasetSource(Source):
     def _checked_array(self, number: int, key: str, value: Any) -> Array:
         array, field = self._array(number, key, value), self._spec[key]
         if array.shape != field.shape:
-            what = f"shape {array.shape}, but sample 0 has shape {field.shape}; pad or crop in the dataset"
-            raise self._unfit(number, key, f"{what}, or: {ALTERNATIVE}")
+            what = f"shape {array.shape}, but sample 0 has shape {field.shape}"
+            raise self._unfit(number, key, f"{what}; pad or crop in the dataset, or: {ALTERNATIVE}")
         if array.dtype != field.dtype and not np.can_cast(array.dtype, field.dtype, "safe"):
             what = f"dtype {array.dtype}, but sample 0 has {field.dtype}, which cannot hold all values of it"
             raise self._unfit(number, key, f"{what}; return one dtype for all samples")

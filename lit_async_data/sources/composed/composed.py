@@ -29,6 +29,7 @@ from lit_async_data.sources.contract.source import (
     Source,
     StorageLayout,
     check_range,
+    numbered,
     reserve_shares,
     slowest,
     starts,
@@ -147,11 +148,11 @@ class ConcatSource(ComposedSource):
     Sample numbers count through all sources, also in `locate`. Thread-safe if all sources are.
 
     Args:
-        sources: At least one; all with the same keys, shapes, dtypes and classes, but samples of variable length may
-            be longer in one than in another, and text that is no class is numbered anew. `close` closes them.
+        sources: At least one source; all have the same keys, shapes, dtypes and classes. Greatest lengths may differ,
+            and text that is no class is numbered anew. `close` closes the sources.
 
     Attributes:
-        sources: The sources, or those with text numbered alike, as a tuple.
+        sources: The sources as a tuple, with one numbering of text.
 
     Raises:
         ConfigError: ``sources`` is empty or holds something that is not a source.
@@ -280,15 +281,13 @@ class ConcatSource(ComposedSource):
         )
 
     def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]] | None:
-        numbers: dict[str, int] = {}
-        codes = []
-        for source in self.sources:
-            grouped = source.grouped_by_path(naming)
-            if grouped is None:
-                return None
-            own = np.array([numbers.setdefault(name, len(numbers)) for name in grouped[1]], np.int64)
-            codes.append(own[grouped[0]])
-        return np.concatenate(codes), list(numbers)
+        every = [source.grouped_by_path(naming) for source in self.sources]
+        grouped = [each for each in every if each is not None]
+        if len(grouped) < len(every):
+            return None
+        first = starts([len(names) for _, names in grouped]).tolist()
+        numbers, distinct = numbered(itertools.chain(*(names for _, names in grouped)))
+        return np.concatenate([numbers[own + n] for n, (own, _) in zip(first, grouped, strict=False)]), distinct
 
 
 def _numbered_alike(sources: tuple[Source, ...]) -> tuple[Source, ...]:

@@ -34,7 +34,8 @@ class ImageOptions:
         mode: ``"RGB"``, ``"L"`` (grey), ``"RGBA"`` or ``"LA"``. Modes without A drop transparency and show the colours
             stored below it. ``"P"``: the stored numbers of a palette image, for masks of classes; also the values of
             8-bit grey, and 0 and 1 of 1-bit images. ``"uint16"``: grey of 9 to 16 bits (PNG and TIFF), as stored.
-            None: ``"RGB"``; an error for resized masks, by name, and grey or palettes beside another image.
+            None: ``"RGB"``; an error if the image is resized and its field is named as a mask, or is grey or has a
+            palette beside another image.
         resize: How an image of another shape is made to fit. ``"stretch"``: both sides are resized. ``"crop"``: the
             shorter side is resized to fit, and the middle of the longer one is taken. ``"pad"``: the longer side is
             resized to fit, and the rest is ``fill``. ``"random_crop"``: a random part of each image, another one in
@@ -45,14 +46,13 @@ class ImageOptions:
             a smaller one covers; ``"nearest"`` takes one of them, which masks need. None: ``"nearest"`` in mode P,
             which allows no other, and ``"bilinear"`` in other modes.
         fill: Value of every channel of padding, 0 to 255; in mode uint16, 0 to 65535.
-        max_pixels: An image with more pixels is refused before decoding: a file of a few bytes can claim any size.
-            Decoding takes up to 20 bytes per pixel. Images of more than 16 million decoded pixels are decoded one
-            at a time.
+        max_pixels: Images with more pixels are refused before decoding: a file of a few bytes can claim any size.
+            Decoding takes up to 20 bytes per pixel; images of more than 16 million pixels are decoded one at a time.
         upper_8_bits: Whether images of more than 8 bits may be read in a mode of 8 bits, which is an error otherwise:
             the upper 8 of the stored bits are kept (for 16 bits, the value divided by 256).
-        draw: Image fields with the same text share their random crops, as a view and its mask do. None: all fields
-            without a text do. Those that share are taken to show the same places: one that is turned beside one that
-            is not, or a mask of another shape than its image, is an error; so is an array of its size that is not cut.
+        draw: Image fields with the same text share their random crops, such as an image and its mask. None: all fields
+            without a text share them. Pixels of fields that share correspond, so an error tells if only one is turned
+            by its orientation, if a mask has another shape than its image, or if an array of its size is not cut.
     """
 
     image_size: int | tuple[int, int] | None = None

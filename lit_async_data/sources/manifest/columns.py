@@ -115,14 +115,12 @@ class Column:
         one_of("null", self.null, get_args(Null))
         if self.max_length is not None:
             object.__setattr__(self, "max_length", whole("max_length", self.max_length, 1))
-        for name in ("separator", "suffix", "dataset", "layout"):
+        for name in ("separator", "suffix", "dataset", "layout", "row"):
             value = getattr(self, name)
-            if not (value is None or (isinstance(value, str) and value)):
+            if not ((value is None and name != "row") or (isinstance(value, str) and value)):
                 raise ConfigError(f"{value!r} is not text; give text, or leave it out", name)
         if f".{self.suffix}".lower() in SUFFIXES:
             raise ConfigError(f"{self.suffix!r} begins without a dot; set suffix: .{self.suffix}", "suffix")
-        if not (isinstance(self.row, str) and self.row):
-            raise ConfigError(f"{self.row!r} is not the name of a column", "row")
         # `Field` checks the options that both have.
         shared = Field("column", dtype=self.dtype, classes=self.classes)
         object.__setattr__(self, "dtype", shared.dtype)

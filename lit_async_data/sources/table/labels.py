@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import bisect
 import collections
 import contextlib
 import functools
@@ -95,14 +96,7 @@ def _is_not_utf8(array: Any) -> bool:
 
 def _first_bad_row(array: Any, is_bad: Callable[[Any], bool]) -> int:
     """By bisection; ``is_bad`` says whether a slice has a bad row, as the whole array does."""
-    low, high = 0, len(array)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if is_bad(array.slice(low, middle - low)):
-            high = middle
-        else:
-            low = middle
-    return low
+    return bisect.bisect_left(range(len(array)), True, key=lambda row: is_bad(array.slice(0, row + 1)))
 
 
 def as_numbers(array: Any, column: str, origin: RowOrigin, owners: Indices | None = None) -> Any:
@@ -490,16 +484,11 @@ def in_order(classes: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(names, key=(lambda name: (int(name), name)) if whole else None))
 
 
-def _lengths(array: Any) -> tuple[Indices, Indices, Any]:
-    rows = np.flatnonzero(booleans_of(array.is_valid()))
-    lists = array.drop_null()
-    return rows, formats.list_lengths(lists), lists.flatten()
-
-
 def _number_lists(array: Any, origin: RowOrigin, name: str, fail: Fail) -> _Column:
-    rows, lengths, flat = _lengths(array)
+    rows, lists = np.flatnonzero(booleans_of(array.is_valid())), array.drop_null()
     if not rows.size:
         raise origin.error("no row has a value", column=name)
+    lengths = formats.list_lengths(lists)
     length = int(lengths[0])
     other = np.flatnonzero(lengths != length)
     if other.size:
@@ -508,8 +497,7 @@ def _number_lists(array: Any, origin: RowOrigin, name: str, fail: Fail) -> _Colu
         raise fail(row, f"{longer}; make all lists equally long, or set kind: class if the numbers are classes")
     if not length:
         raise fail(int(rows[0]), "an empty list; give at least one number")
-    owner = np.repeat(rows, lengths)
-    inner = _numbers(flat, origin, name, lambda place, message: fail(int(owner[place]), message))
+    inner = _numbers(lists.flatten(), origin, name, lambda place, message: fail(int(rows[place // length]), message))
     values = np.full((len(array), length), _missing_value(inner.values.dtype), inner.values.dtype)
     values[rows] = inner.values.reshape(-1, length)
     missing = np.ones(len(array), np.bool_)
@@ -522,12 +510,10 @@ def _missing_value(dtype: np.dtype[Any]) -> float:
 
 
 def _class_lists(array: Any, vocabulary: tuple[str, ...] | None, fail: Fail, *, empty_is_zero: bool) -> _Column:
-    rows, lengths, flat = _lengths(array)
-    owner = np.repeat(rows, lengths)
-    inner = _classes_of_text(flat, vocabulary, lambda place, message: fail(int(owner[place]), message))
+    owner = np.repeat(np.arange(len(array)), formats.list_lengths(array))  # without a list, a row has the length 0
+    inner = _classes_of_text(array.flatten(), vocabulary, lambda place, message: fail(int(owner[place]), message))
     values = np.zeros((len(array), len(inner.classes)), np.uint8)
     values[owner[~inner.missing], inner.values[~inner.missing]] = 1
-    missing = np.full(len(array), not empty_is_zero)
-    missing[rows] = False
+    missing = np.array(booleans_of(array.is_null()) & (not empty_is_zero))
     missing[owner[inner.missing]] = True
     return _Column(values, missing, inner.classes)
