@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import numbers
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
@@ -30,7 +32,6 @@ from lit_async_data.sources.composed.groups import (
 )
 from lit_async_data.sources.contract.checks import check_source, values_of
 from lit_async_data.sources.contract.source import Places, Source, starts
-from lit_async_data.sources.local_files import natural
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +135,9 @@ def draw(source: Source, fractions: Any, groups: Any, by: Any, balance: Any, *, 
         raise ConfigError("only where sides are drawn, not where they are stored, listed or cut by time", "balance")
     if by is not None or given is not None:
         values = groups_of(source, groups, places) if by is None else stored_values(source, by, places)
-        names = sorted(filter(None, values.names), key=natural)
+        number = re.compile("-?[0-9]+")
+        names = sorted(filter(None, values.names), key=lambda name: (len(name), name))
+        names.sort(key=lambda name: int(name) if number.fullmatch(name) else math.inf)
         if not (given := given or {name: [name] for name in names}):
             raise ConfigError(f"no sample has a value in {values.what}; name another column", "by")
         sides, how = named_sides(values, given)[values.codes], f"by {values.what}"

@@ -93,6 +93,13 @@ def test_the_numbers_of_a_class_label_can_be_read_as_numbers(names, numbers):
     assert (source.spec["y"].classes, read(source, np.arange(3))["y"].tolist()) == ((), numbers)
 
 
+def test_categories_without_an_order_have_no_numbers():
+    with pytest.raises(ManifestError, match="row 0, column 'y': 'owl' is not a number"):
+        ManifestSource(
+            pa.table({"y": pa.array(["owl", "auk"]).dictionary_encode()}), {"y": {"name": "y", "kind": "number"}}
+        )
+
+
 @pytest.mark.parametrize("names", [3, ["a", "b"], ["a", " a", "b", "c", "d", "e"]], ids=str)
 def test_metadata_that_does_not_fit_leaves_numbers_as_they_are(names):
     feature = {"names": names, "_type": "ClassLabel"}
