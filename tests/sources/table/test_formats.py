@@ -157,7 +157,7 @@ def test_another_encoding_is_named(first, said, file):
     path = file("t.csv", content.replace(b"\xe4", b"\x81"))  # nothing in cp1252
     said = r"t\.csv: is not cp1252, as encoding says; leave out encoding if it is UTF-8"
     with pytest.raises(ManifestError, match=said):
-        Table.of(path, ["label"], text_format=TextFormat.of(None, "cp1252"))
+        Table.of(path, [first], text_format=TextFormat.of(None, "cp1252"))
 
 
 @pytest.mark.parametrize("kind", ["string", "large_string", "string_view"])
