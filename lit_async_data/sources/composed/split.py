@@ -208,7 +208,9 @@ def _listed_groups(given: Any, groups: Any, by: Any) -> dict[str, Sequence[Any]]
     sides = given if isinstance(given, Mapping) else {}
     if wrong := [name for name in sides if not isinstance(name, str) or not name]:
         raise ConfigError(f"{wrong[0]!r} is not the name of a side; use text", "split")
-    lists = {name: np.asarray(each, object).ravel().tolist() for name, each in sides.items() if _is_list(each)}
+    lists: dict[str, Sequence[Any]] = {
+        name: np.asarray(each, object).ravel().tolist() for name, each in sides.items() if _is_list(each)
+    }
     if not lists:
         if by is not None and sides:
             what = "by says the sides, so give none here, or its values: {'train': [0, 1, 2], 'val': [3]}"

@@ -99,8 +99,8 @@ class HDF5Fields:
         if wrong.size:
             first = int(wrong[0])
             message = f"{files[place[first]]} has rows 0 to {lengths[place[first]] - 1}, not {rows[first]}"
-            message, used = f"{message}; correct the row number", next(iter(self._columns.values()))
-            raise self.paths.rows.table.origin.error(message, row=int(samples[first]), column=used.row)
+            message, column = f"{message}; correct the row number", next(iter(self._columns.values()))
+            raise self.paths.rows.table.origin.error(message, row=int(samples[first]), column=column.row)
         return source, starts(lengths)[place] + rows
 
     @property

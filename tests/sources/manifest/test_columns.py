@@ -77,6 +77,7 @@ def test_text_that_leaves_the_root_is_no_path():
         ({"name": ["path", "even"]}, "fields.y.name"),
         ({"name": "quality", "classes": ["a", "b"]}, "fields.y.classes"),
         ({"name": "path", "row": "rows"}, "fields.y.row"),
+        ({"name": "path", "row": None}, "fields.y.row: None is not text"),
         ({"name": "species", "max_length": 2}, "fields.y.max_length"),
         ({"name": "path", "layout": "NHWC"}, "fields.y.layout"),
         ({"name": "even", "mode": "L"}, "fields.y.mode"),
