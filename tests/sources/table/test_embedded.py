@@ -259,6 +259,23 @@ def test_a_file_that_is_rewritten_is_an_error(tmp_path):
         read(source, np.array([30]))
 
 
+def test_a_file_that_is_rewritten_while_it_is_read_is_an_error(tmp_path):
+    times_ns = []
+
+    def opened(file, **options):
+        parquet = pq.ParquetFile(file, **options)
+        if times_ns:
+            os.utime(file, ns=(0, times_ns.pop()))
+        return parquet
+
+    files = ParquetGroups.files("image", STRUCT, [str(written(tmp_path))], np.arange(COUNT), opened)
+    assert files.file(3) == (png(3), "3.png")
+    files.groups.clear()
+    times_ns.append(10**9)
+    with pytest.raises(ChangedError, match=r"t\.parquet: changed since the source was built"):
+        files.file(3)
+
+
 def test_a_source_of_files_pickles_without_the_bytes(tmp_path):
     source = ManifestSource(written(tmp_path), FIELDS)
     pickled = pickle.dumps(source)
