@@ -103,7 +103,7 @@ def save_config(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.append(os.getcwd())  # where classes of your own are found
+    sys.path.insert(0, os.getcwd())  # classes of your own; Python itself looks in the folder of this script only
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra's own message has several lines
     sys.argv[1:] = own_model(sys.argv[1:])
     with in_one_line():

@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import lit_async_data
 from lit_async_data.errors import ConfigError
-from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.local_files import expanded, local_path
 from lit_async_data.sources.manifest.columns import HDF5, Given
 from lit_async_data.sources.table.table import is_table
@@ -25,6 +24,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "group": {"metavar": "NAME", "help": "group of the datasets, or a pattern of groups (HDF5)"},
     "sample": {"help": "row; group or dataset if each of these is a sample (HDF5)"},
     "rows": {"metavar": "NAME", "help": "a dataset with the rows to take (HDF5)"},
+    "table": {"metavar": "TABLE", "help": "a table of more columns (HDF5)"},
+    "on": {"nargs": "+", "metavar": "COLUMN", "help": "its column of ids; or COLUMN=file, COLUMN=group (HDF5)"},
     "root": {"metavar": "DIR", "help": "the folder that relative paths start from (tables)"},
     "id": {"metavar": "NAME", "help": "column of sample ids (tables)"},
     "image_size": {"nargs": "+", "type": int, "metavar": "N", "help": "height and width of images"},
@@ -36,7 +37,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 IMAGE = ("image_size", "resize", "mode")  # in HDF5 files, options of the fields that are encoded images
 # By source: the configuration of `train.py`, the part that builds it, the name of its first argument, its options.
 _SOURCES = {
-    "HDF5Source": ("hdf5", "train", "path", ("layout", "group", "sample", "rows", *IMAGE)),
+    "HDF5Source": ("hdf5", "train", "path", ("layout", "group", "sample", "rows", "table", "on", *IMAGE)),
     "ManifestSource": ("manifest", "source", "table", ("root", "id", *IMAGE, "delimiter", "encoding")),
     "ManifestSource.from_folder": ("folder", "source", "root", ("id", *IMAGE)),
 }
@@ -50,9 +51,9 @@ class Call:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     left_out: tuple[str, ...] = ()  # datasets of as many rows that no field takes
 
-    def build(self) -> Source:
+    def build(self) -> lit_async_data.Source:
         given = self.path, *[dict(self.fields)] * bool(self.fields)
-        return cast("Source", operator.attrgetter(self.source)(lit_async_data)(*given, **self.options))
+        return cast("lit_async_data.Source", operator.attrgetter(self.source)(lit_async_data)(*given, **self.options))
 
     def python(self) -> str:
         given = [_written(each) for each in (self.path, self.fields) if each]
@@ -100,32 +101,29 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def given_source(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
-    source, files, table = source_of(paths)
+    source, files = source_of(paths)
     options: dict[str, Any] = {name: value for name in ARGUMENTS if (value := getattr(arguments, name)) is not None}
     fields: dict[str, Any] = _by_key(options.pop("fields", ()))
     if others := options.keys() - set(_SOURCES[source][3]):
         raise ConfigError(f"{source} has no such option; leave it out", min(others))
-    options |= {"layout": _by_key(each) if "=" in each[0] else each[0]} if (each := options.get("layout")) else {}
-    options |= {"image_size": tuple(each) if each[1:] else each[0]} if (each := options.get("image_size")) else {}
+    for name, each in ((name, each) for name, each in options.items() if isinstance(each, list)):
+        options[name] = _by_key(each) if "=" in str(each[0]) else tuple(each) if each[1:] else each[0]
     for key, name in fields.items() if source == "HDF5Source" else ():
         fields[key] = dict(zip(("name", "attr"), name.split("@", 1), strict=True)) if "@" in name else name
-    return Call(source, files if files[1:] else files[0], fields, {**options, "table": table} if table else options)
+    return Call(source, files if files[1:] else files[0], fields, options)
 
 
-def source_of(paths: Sequence[str]) -> tuple[str, list[str], str]:
-    """The class, its files, and the table beside HDF5 files; empty if there is none."""
-    every = list(map(expanded, paths))
-    tables = list(filter(is_table, every))
-    files = [each for each in every if each not in tables] if len(tables) == 1 < len(every) else every
-    folder = os.path.isdir(local_path(path := files[0]))  # which refuses an address
+def source_of(paths: Sequence[str]) -> tuple[str, list[str]]:
+    files = list(map(expanded, paths))
+    folder = os.path.isdir(local_path(path := next(filter(is_table, files), files[0])))  # which refuses an address
     ends = {os.path.splitext(name)[1].lower() for name in os.listdir(path)} if folder else set[str]()
     if found := sorted(ends & set(HDF5)):
         raise ConfigError(f"{path} is a folder of HDF5 files; write {os.path.join(path, '*')}{found[0]}", "input")
-    of_table = ".parquet" in ends if folder else is_table(path)
-    source = "ManifestSource" if of_table else "ManifestSource.from_folder" if folder else "HDF5Source"
-    if len(every) > 1 and source != "HDF5Source":
-        raise ConfigError(f"{path} is a table or a folder; give one, or HDF5 files and a table of them", "input")
-    return source, files, "" if files == every else tables[0]
+    source = "ManifestSource.from_folder" if folder else "ManifestSource" if is_table(path) else "HDF5Source"
+    source = "ManifestSource" if ".parquet" in ends else source
+    if len(files) > 1 and source != "HDF5Source":
+        raise ConfigError(f"{path} is a table or a folder; give it alone, or HDF5 files with --table {path}", "input")
+    return source, files
 
 
 def _by_key(given: Sequence[str]) -> dict[str, str]:

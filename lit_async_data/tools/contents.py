@@ -19,7 +19,7 @@ import numpy as np
 
 from lit_async_data.engine.resources.memory import readable
 from lit_async_data.errors import AsyncDataError, FormatError, counted
-from lit_async_data.sources.contract.checks import FIRST_SAMPLES
+from lit_async_data.sources.contract.checks import first_good
 from lit_async_data.sources.contract.pickling import probes
 from lit_async_data.sources.contract.source import HOW_READ, Reading, Source
 from lit_async_data.sources.hdf5.parts.stored_field import inspect_field
@@ -53,8 +53,8 @@ _FORMATS: dict[str, dict[str, dict[str, Any]]] = {
     "var obs": {"(var|varm|varp|obsp|uns)([./].*)?|.*/__categories/.*": _METADATA},
     "var X": {"(var|varm|varp)([./].*)?": _METADATA},
 }
-# At most this many members of a group are listed. Its first few datasets tell whether it holds images.
-MOST_MEMBERS, _LOOKED_AT = 20_000, 8
+# At most this many members of a group are listed; at most this many datasets whose names differ in a number stay apart.
+MOST_MEMBERS, MOST_ALONE = 20_000, 8
 
 
 @dataclasses.dataclass
@@ -79,7 +79,6 @@ class Dataset:
     field: str = ""  # its name in its group
     dtype: np.dtype[Any] = dataclasses.field(default_factory=lambda: np.dtype(object))  # as read
     decoding: dict[str, Any] = dataclasses.field(default_factory=dict)  # the options of a field that decodes its images
-    whole: bool = False  # floats, one for each row, that are whole numbers, as MATLAB stores them
     each: str = ""  # if it stands for datasets that may be samples: their name with a ``*``
 
     def __post_init__(self) -> None:
@@ -87,7 +86,7 @@ class Dataset:
 
     @property
     def structure(self) -> tuple[object, ...]:  # equal in datasets that are alike, whatever their lengths
-        return self.kind, self.type, len(self.shape), self.shape[1:]
+        return self.kind, self.type if not self.one_image else "", len(self.shape), self.shape[1:]
 
     @property
     def varies(self) -> bool:  # the datasets that it stands for have different lengths
@@ -132,17 +131,13 @@ def _texts(value: Any) -> list[str]:
 
 def _datasets_of(group: Any, seen: set[h5py.Group], path: str) -> Iterator[Dataset]:
     seen.add(group)
-    kind, images = encoding(group), _format_in_group(group) if path else ""
+    kind = encoding(group)
     if "pandas_type" in group.attrs:
         why = f"pandas wrote it: ManifestSource takes the DataFrame pandas.read_hdf({group.file.filename!r}, {path!r})"
         yield Dataset(path, "DataFrame", why=why)
         return
     if kind:
         yield _of_group(group, path or ".", kind)
-    elif images:
-        attributes, each = tuple(next(iter(group.values())).attrs), _name_of([f"{path}/{name}" for name in group])
-        yield Dataset(path, f"{images} images", (len(group),), kind="images", attributes=attributes, each=each)
-        return
     groups, found = [], list[Dataset]()
     for each in itertools.islice(group, MOST_MEMBERS) if kind in ("", "variable", "csr") else ():
         name = f"{path}/{each}" if path else str(each)  # bytes, if it is not UTF-8
@@ -173,13 +168,16 @@ def _merged(found: Sequence[Dataset], path: str, members: int) -> Iterator[Datas
     for node in found:
         alike["" if only else re.sub(r"\d+", "0", node.name), node.structure].append(node)
     for nodes in alike.values():
-        if len(nodes) <= _LOOKED_AT or nodes[0].kind not in ("", "images"):
+        alone = 1 if nodes[0].one_image else MOST_ALONE
+        if len(nodes) <= alone or nodes[0].kind not in ("", "images"):
             yield from nodes
             continue
         name, count = _name_of([n.name for n in nodes]), members if len(nodes) == MOST_MEMBERS else len(nodes)
         made = dataclasses.replace(nodes[0], name=name, field=name, each=name, groups=count, rows=_lengths(nodes))
         made.type = f"{made.type}, {count:,} datasets".removeprefix(", ")
         made.bytes, made.stored_bytes = sum(n.bytes for n in nodes), sum(n.stored_bytes or 0 for n in nodes)
+        if path and nodes[0].one_image and len(nodes) == len(found):  # a group of images is a field of rows
+            made.name, made.field, made.shape, made.rows = path, path, (count,), (count, count)
         yield made
 
 
@@ -240,16 +238,6 @@ def _of_group(group: h5py.Group, name: str, kind: str) -> Dataset:
     return made
 
 
-def _format_in_group(group: h5py.Group) -> str:
-    """The format of the images that a group holds, each in a dataset of its own; empty if it holds anything else."""
-    found = set()
-    for name in itertools.islice(group, _LOOKED_AT):
-        node: Any = group.get(name) if isinstance(group.get(name, getlink=True), h5py.HardLink) else None
-        single = isinstance(node, h5py.Dataset) and node.ndim <= (node.dtype == np.uint8)
-        found.add(image_format(node) if single else "")
-    return "" if "" in found else "/".join(sorted(found))
-
-
 def _type_name(dtype: np.dtype[Any]) -> str:
     if h5py.check_string_dtype(dtype) is not None or dtype.kind in "SU":
         return "text"
@@ -274,9 +262,6 @@ def describe(group: OpenGroup, node: Dataset) -> None:
         node.why = node.why or where * (error.dataset not in (name, None)) + error.message
         return
     stored, node.dtype = field.values, field.spec.dtype
-    if node.flat and not (node.kind or node.each) and node.dtype == float and node.bytes <= BATCH_BYTES:
-        values = group.whole(f"/{name.strip('/')}", "")[...]
-        node.whole = bool(((values % 1 == 0) & (np.abs(values) < 2**53)).all())
     node.decoding = {"decode": "image", "image_size": list(field.spec.shape[1:])} if field.images else {}
     if node.kind != "metadata":
         node.kind = "variable" if field.sequences else node.kind
@@ -321,10 +306,11 @@ def scopes_of(nodes: Sequence[Dataset], parent: str = "") -> list[Scope]:
         alike[str([(n.name.removeprefix(f"{parent}{name}/"), n.structure) for n in inside])].append(name)
     siblings, found = [*(node.name.removeprefix(parent) for node in rest), *groups], list[Scope]()
     for names in alike.values():
-        patterns = (glob.escape(common_start(names).rstrip(digits)) + end for end in ("*", "[0-9]*"))
+        patterns = [glob.escape(common_start(names).rstrip(digits)) + end for end in ("*", "[0-9]*")]
+        if len(names) < 2 or any(has_word(name, f"{TRAINING}|{HELD_OUT}") for name in names):
+            patterns.clear()
         fitting = (each for each in patterns if sorted(fnmatch.filter(siblings, each)) == sorted(names))
-        pattern = None if len(names) < 2 or any(map(is_stage, names)) else next(fitting, None)
-        if pattern is None:
+        if (pattern := next(fitting, None)) is None:
             for name in names:
                 outside, *more = scopes_of(groups[name], f"{parent}{name}/")
                 rest += outside.nodes
@@ -337,10 +323,6 @@ def scopes_of(nodes: Sequence[Dataset], parent: str = "") -> list[Scope]:
             node.name = f"{parent}{pattern}/{node.field}"
         found.append(Scope(groups[names[0]], f"{parent}{pattern}", f"{parent}{names[0]}", len(names)))
     return [Scope(rest), *found]
-
-
-def is_stage(name: str) -> bool:
-    return has_word(name, f"{TRAINING}|{HELD_OUT}")
 
 
 def of_training(names: Iterable[str]) -> list[str]:
@@ -394,9 +376,9 @@ class Report:
     def suggest(self, candidates: Sequence[Suggestion]) -> None:
         """Add the first whose source can be built, and a sample read; else a note why the likeliest cannot."""
         errors = list[str]()
-        for tried, each in itertools.product((1, FIRST_SAMPLES), candidates):
+        for each in candidates:
             try:
-                self.suggestions.append(_verified(each, tried))
+                self.suggestions.append(_verified(each))
             except AsyncDataError as error:
                 errors.append(f"{each.call.python().splitlines()[-1]} does not fit: {' '.join(str(error).split())}")
             else:
@@ -417,24 +399,24 @@ class Report:
 SHAPES, BATCH, BATCH_BYTES = 32, 8, 2**26
 
 
-def _verified(each: Suggestion, tried: int) -> Suggestion:
+def _verified(each: Suggestion) -> Suggestion:
     lost = list[int]()
     with contextlib.closing(each.call.build()) as source:
-        few = min(len(source), max(tried, min(BATCH, BATCH_BYTES // max(source.spec.nbytes, 1))))
+        first = first_good(len(source), lambda sample: (source[sample], sample)[1])
+        end = first + min(BATCH, BATCH_BYTES // max(source.spec.nbytes, 1))
         spread = probes(len(source), most=SHAPES).tolist() if each.call.source[:8] == "Manifest" else []
-        for sample in dict.fromkeys([*range(few), *spread]):
+        for sample in dict.fromkeys([*range(first + 1, min(end, len(source))), *spread]):
             try:
                 source[sample]
             except AsyncDataError as error:
-                lost.append(sample)  # or has another shape than the first that can be read
-                none = len(lost) == sample + 1
-                if sample + 1 == min(tried, len(source)) if none else " expected; " in str(error):
+                lost.append(sample)  # or it has another shape than the first that can be read
+                if " expected; " in str(error):
                     raise
         batch = {key: {"dtype": str(it.dtype), "shape": it.shape} for key, it in source.spec.items()}
-        first, notes = next(sample for sample in range(few) if sample not in lost), [*each.notes, *_notes(source)]
         bad = f"the first that can be read is sample {first}" if first else f"sample {[*lost, 0][0]} cannot be read"
-        notes += [f"{bad}: --check-all lists the bad ones"] * bool(lost)
-        return Suggestion(each.title, each.call, tuple(notes), len(source), batch, source.chunks.reading)
+        bad = f"{bad}: --check-all lists the bad ones"
+        notes = (*each.notes, *_notes(source), *[bad] * bool(first or lost))
+        return Suggestion(each.title, each.call, notes, len(source), batch, source.chunks.reading)
 
 
 def _notes(source: Source) -> list[str]:

@@ -30,10 +30,7 @@ from typing import Any, cast
 
 from lit_async_data.errors import AsyncDataError, ConfigError, ManifestError, MissingError
 from lit_async_data.sources.hdf5.index.index import IndexCache
-from lit_async_data.sources.hdf5.parts.samples import ends_of
-from lit_async_data.sources.hdf5.parts.stored_field import inspect_field
 from lit_async_data.sources.hdf5.schema.categories import PACKING
-from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
 from lit_async_data.sources.local_files import files_matching, has_word, is_pattern
@@ -50,8 +47,7 @@ from lit_async_data.tools.check_all import check_all
 from lit_async_data.tools.contents import PLAIN, SPACE, ColumnReport, Dataset, Report, Scope, Suggestion
 from lit_async_data.tools.terminal import as_json
 
-# Of one file: datasets that are looked at; and those that are described, where groups of equal structure count once.
-MOST_DATASETS, MOST_DESCRIBED = 20_000, 500
+MOST_DATASETS = 20_000  # of one file, that are looked at
 LABELS = "y|labels?|targets?|class(es)?|clusters?|(cell)?types?|actions?|gt|truth|true"
 MASKS = "masks?|segmentations?|reconstructions?"
 CODED = ("categorical", "nullable")  # kinds of datasets of numbers that stand for names, or beside a mask
@@ -66,9 +62,9 @@ FEW, MOST_CHANNELS = 4, 32
 IMAGE_SIZE = 224  # side of images that have no common size
 _EXAMPLES, _WIDTH = 3, 24
 _FILES = {"image": "images", "npy": "arrays", "hdf5": "rows of HDF5 files"}
-# Names that Hydra takes for keys. Names of columns that are neither inputs nor labels.
-_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_ ./\-]*")
-_OTHERS = "ids?|uid|index|split|fold|stage|set|subset"
+# Names of columns that are neither inputs nor labels.
+_STAGES = "split|fold|stage|set|subset"
+_OTHERS = f"ids?|uid|index|{_STAGES}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,13 +91,12 @@ def given_call(paths: Sequence[str], arguments: argparse.Namespace, *, whole: bo
     call = given_source(paths, arguments)
     if call.fields and call.source != "HDF5Source":
         return call
-    report = report_on(paths, suggest=not call.fields or "table" in call.options)
+    report = report_on(paths, suggest=not call.fields)
     if not report.suggestions and not call.fields:
         why = f"python -m lit_async_data inspect {shlex.join(paths[:3])} says why; name them: --fields x=NAME y=NAME"
         raise ConfigError(f"nothing in {paths[0]} looks like samples; {why}", "fields")
     found = report.suggestions[0].call if report.suggestions else call
-    options = {name: value for name, value in found.options.items() if name == "on" or not call.fields}
-    options, fields, images = {**options, **call.options}, dict(call.fields or found.fields), dict[str, Any]()
+    options, fields, images = {**found.options, **call.options}, dict(call.fields or found.fields), dict[str, Any]()
     if call.source == "HDF5Source":
         image = {name: options.pop(name) for name in IMAGE if name in options}
         names = {key: name_of(each) for key, each in fields.items() if isinstance(each, str) or "decode" in each}
@@ -118,9 +113,9 @@ def given_call(paths: Sequence[str], arguments: argparse.Namespace, *, whole: bo
 
 
 def report_on(given: Sequence[str], *, suggest: bool = True) -> Report:
-    source, paths, table = source_of(given)
+    source, paths = source_of(given)
     if source in ("ManifestSource", "HDF5Source"):
-        return hdf5_report(paths, table, suggest=suggest) if source == "HDF5Source" else table_report(paths[0])
+        return hdf5_report(paths, suggest=suggest) if source == "HDF5Source" else table_report(paths[0])
     report, folders = Report("folder", paths), Suggestion("a folder for each class", Call(source, paths[0]))
     with heard(report.notes):
         report.suggest([folders, sized_images(folders)])
@@ -129,27 +124,18 @@ def report_on(given: Sequence[str], *, suggest: bool = True) -> Report:
     return report
 
 
-def hdf5_report(given: Sequence[str], table: str = "", *, suggest: bool = True) -> Report:
+def hdf5_report(given: Sequence[str], *, suggest: bool = True) -> Report:
     matched = [files_matching(each) if is_pattern(each) else [each] for each in given]
     paths = contents.of_training(dict.fromkeys(itertools.chain.from_iterable(matched)))
-    first, report, columns = paths[0], Report("HDF5", paths), _Columns(table) if table else None
-    if columns:
-        report.columns, report.rows = columns.columns, len(columns.table)
+    first, report = paths[0], Report("HDF5", paths)
     with as_source_errors(first, "cannot be read", file=first), open_h5py(first) as file:
         nodes = list(itertools.islice(contents.datasets_of(file["/"], set()), MOST_DATASETS))
         for scope in contents.scopes_of(nodes):
             group = OpenGroup(file, first, scope.first, IndexCache(None), allow_external=False)
             scope.paths, scope.attributes = paths, list(file[scope.first].attrs)
-            if len(scope.nodes) > MOST_DESCRIBED:
-                report.notes.append(f"only the first {MOST_DESCRIBED} of {len(scope.nodes):,} datasets are shown")
-                del scope.nodes[MOST_DESCRIBED:]
             for node in scope.nodes:
                 contents.describe(group, node)
             found = suggestions(scope, report.notes)
-            if columns and (ways := list(_ways(columns, scope, group))):
-                found = [one for each, way in itertools.product(found, ways) for one in _joined(each, columns, way)]
-            elif columns and found:
-                report.notes.append(f"no column of {table} names files or groups, or has ids that are in the files")
             report.suggest(found if suggest else [])
             report.groups += [{"name": scope.group, "count": scope.count}] if scope.group else []
             report.datasets += scope.nodes
@@ -161,37 +147,6 @@ def hdf5_report(given: Sequence[str], table: str = "", *, suggest: bool = True) 
     return report
 
 
-def _joined(given: Suggestion, columns: _Columns, way: Given) -> Iterator[Suggestion]:
-    """With each label of a table, and else those of the files."""
-    for y in [*columns.labels[:3], None]:
-        call, options = given.call, {**given.call.options, "table": columns.path, "on": way}
-        if y is not None:
-            options["layout"] = {key: each for key, each in options.get("layout", {}).items() if key == "x"}
-            call = dataclasses.replace(call, fields={"x": call.fields["x"], "y": columns.field(y)})
-        title = given.title if y is None else f"{given.title.partition(' with ')[0]} with {y.name} of the table"
-        options = {name: value for name, value in options.items() if value}
-        yield Suggestion(title, dataclasses.replace(call, options=options), given.notes)
-
-
-def _ways(columns: _Columns, scope: Scope, group: OpenGroup) -> Iterator[Given]:
-    """What the values of a column name: files, groups, or ids in the first file, as ``on`` takes it."""
-    ids, parents = dict[str, set[str]](), {n.each.rpartition("/")[0] for n in scope.nodes if n.each}
-    for name in (node.field for node in scope.nodes if len(node.shape) == 1):
-        with contextlib.suppress(AsyncDataError):  # no text or whole numbers
-            ids[name] = set(inspect_field(group, "x", Field(name, kind="text"), None)["x"].texts)
-    for column in (c for c in columns.columns if c.distinct == len(columns.table) and not c.missing):
-        name, values, first = column.name, set[str](), set(ends_of(scope.first))
-        with contextlib.suppress(AsyncDataError):
-            values = set(columns.table.encoded(name)[1])
-        if ids.get(name, set()) & values:  # the source says which have no row
-            yield name
-        if _KEY.fullmatch(name):
-            files = any(values.intersection(ends_of(os.path.abspath(path))) for path in scope.paths)
-            groups = bool(values & first) or any(f"{p}/{v}" in group.file for v in values for p in parents)
-            fields = (field for field, own in ids.items() if own == values != set())
-            yield from ({name: what} for what in (*["file"] * files, *["group"] * groups, *fields))
-
-
 def suggestions(scope: Scope, notes: list[str]) -> list[Suggestion]:
     """The likeliest first; a note says why there is none."""
     known = [n for n in scope.nodes if n.reading and n.kind != "metadata" and not has_word(n.name, _PARAMETERS)]
@@ -199,9 +154,15 @@ def suggestions(scope: Scope, notes: list[str]) -> list[Suggestion]:
     labels = [n.each for n in each if has_word(n.name, LABELS, whole=True)]
     for x in sorted((n for n in each if n.each not in labels), key=_score, reverse=True):
         plain = [None] if "*" in x.field and (x.decoding or x.varies or len(x.shape) > 1) else []
-        found += _whole(scope, "dataset", x, [*labelling(x.attributes), *labels, *plain])
+        attributes = [{"attr": name} for name in x.attributes if has_word(name, LABELS)]
+        found += _whole(scope, "dataset", x, [*attributes, *labels, *plain])
     rows = _of_rows(scope, [n for n in known if "*" not in n.field], [] if found else notes)
-    return sorted([*rows, *found], key=lambda one: "y" not in one.call.fields)
+    found = sorted([*rows, *found], key=lambda one: "y" not in one.call.fields)
+    if any(n.field == "origin/part" for n in known):  # `pack` has written these datasets: they are the fields
+        nodes = [n for n in scope.nodes if n.reading and not n.field.startswith("origin/")]
+        layout = {n.field: letters for n in nodes if (letters := layout_of(n.shape, 0)) and n.kind in PLAIN}
+        found.insert(0, _suggestion(scope, "packed fields", {n.field: _decoded(n) for n in nodes}, [], layout=layout))
+    return found
 
 
 def _whole(scope: Scope, of: str, x: Dataset, labels: Sequence[Dataset | Given | None]) -> Iterator[Suggestion]:
@@ -210,8 +171,8 @@ def _whole(scope: Scope, of: str, x: Dataset, labels: Sequence[Dataset | Given |
     for y in labels:
         arrays = {key: n for key, n in (("x", x), ("y", y)) if isinstance(n, Dataset) and not (n.decoding or n.varies)}
         layout = {key: letters[1:] for key, n in arrays.items() if (letters := layout_of((1, *n.shape), 0))}
-        title, label = f"one {of} per sample: {name}", y.field if isinstance(y, Dataset) else y
-        yield _suggestion(scope, title, named(name, x.decoding), label, notes, sample=sample, layout=layout)
+        fields = {"x": named(name, x.decoding), "y": y.field if isinstance(y, Dataset) else y}
+        yield _suggestion(scope, f"one {of} per sample: {name}", fields, notes, sample=sample, layout=layout)
 
 
 def _of_rows(scope: Scope, known: Sequence[Dataset], notes: list[str]) -> Iterator[Suggestion]:
@@ -236,7 +197,7 @@ def _of_rows(scope: Scope, known: Sequence[Dataset], notes: list[str]) -> Iterat
     image = c in (3, 4) and max(h, w) <= 4 * min(h, w) and x.dtype.kind == "u"
     image = ((image or masked or square) and not x.axis) or x.one_image or has_word(x.axis, SPACE)
     alone: list[Given] = [n.field for n in scope.nodes if not n.shape and has_word(n.name, LABELS)]
-    alone += labelling(scope.attributes)
+    alone += [{"attr": name} for name in scope.attributes if has_word(name, LABELS)]
     alike = [n for n in scope.nodes if n.shape == x.shape and re.sub(r"\d", "", n.name) == re.sub(r"\d", "", x.name)]
     if not labels and (len(alike) > 2 or (image and not several)):
         many = 'sample="dataset", or sample="group" with group=, takes many by a name with a * for what differs'
@@ -256,35 +217,35 @@ def _row_by_row(scope: Scope, x: Dataset, y: Dataset | None, null: str = "") -> 
     in_time = y is None and not x.kind and not x.axis and len(x.shape) == 2
     title, layout = x.field, dict[str, str | None]()
     axis = int(in_time and x.shape[1] >= ACROSS * x.shape[0]) if x.samples is None else x.samples % len(x.shape)
-    packed = {"mask_and_scale": True} if set(PACKING[:3]) & set(x.attributes) else {}
-    label: Given | None = None
+    fields = {"x": _decoded(x)}
     if y is not None:
         title, axis = f"{x.field} with {y.field}", (_axis(x, y) or 0) if len(y.shape) < 3 else axis
         how = {"column": 0} if len(y.shape) == 2 and y.flat else {"null": null} if null else dict[str, Any]()
-        label = named(y.field, {**how, "dtype": "int64"} if y.whole else how)
+        fields["y"] = named(y.field, how)
         flat = "CN" if y.flat and y.shape[:1] == (1,) else None
         layout["y"] = flat if len(y.shape) == 2 else layout_of(y.shape, axis) if len(y.shape) > 2 else None
     layout["x"] = None if x.kind else layout_of(x.shape, axis)
     layout = {key: letters for key, letters in layout.items() if letters}
     notes = ([_SWAPPED] if x.decoding else [_BY_LENGTH] * (x.kind == "variable")) + [_MISSING] * bool(null)
-    return _suggestion(scope, title, named(x.field, x.decoding or packed), label, notes, layout=layout)
+    return _suggestion(scope, title, fields, notes, layout=layout)
 
 
-def _suggestion(scope: Scope, title: str, x: Given, y: Given | None, notes: list[str], **options: Any) -> Suggestion:
-    fields = {"x": x} if y is None else {"x": x, "y": y}
+def _suggestion(scope: Scope, title: str, fields: Mapping[str, Any], notes: list[str], **options: Any) -> Suggestion:
     parts = "" if "sample" in options else "group" if scope.group else "file" if len(scope.paths) > 1 else ""
     split = f'split(source, {{"train": 0.8, "val": 0.2}}, groups="{parts}") keeps each {parts} in one stage'
     options = {name: value for name, value in {"group": scope.group, **options}.items() if value}
-    call = Call("HDF5Source", _path_of(scope.paths), fields, options)
+    given = {key: each for key, each in fields.items() if each is not None}
+    call = Call("HDF5Source", _path_of(scope.paths), given, options)
     return Suggestion(title, call, (*notes, *[split] * bool(parts)))
+
+
+def _decoded(node: Dataset) -> Given:
+    packed = {"mask_and_scale": True} if set(PACKING[:3]) & set(node.attributes) else {}
+    return named(node.field, node.decoding or packed)
 
 
 def named(name: str | list[str], options: Mapping[str, Any]) -> Given:
     return {"name": name, **options} if options else name
-
-
-def labelling(attributes: Sequence[str]) -> list[Given]:
-    return [{"attr": name} for name in attributes if has_word(name, LABELS)]
 
 
 def name_of(given: Given) -> str:
@@ -340,10 +301,6 @@ def table_report(path: str) -> Report:
         report.notes.append(f"{what}: put a line of names before it, or give pandas.read_csv(…, names=[…])")
     else:
         report.suggest(given.suggestions())
-    for name in (c.name for c in given.columns if c.kind == "number" and 1 < (c.distinct or 0) <= 20):
-        values, counts = given.table.array(name).drop_null().value_counts().flatten()
-        if min(counts.to_pylist()) > 1 and all(re.fullmatch(r"[+-]?\d+(\.0*)?", str(each)) for each in values):
-            report.notes.append(f"{name} holds few whole numbers: set kind: class if these are classes")
     if not report.suggestions and not report.notes:
         report.notes.append('no column looks like samples: name yours in fields={"x": COLUMN, "y": COLUMN}')
     return report
@@ -407,68 +364,48 @@ class _Columns:
         self.table, self.folder = Table.of(first, wanted, text_format=text_format), os.path.dirname(first)
         with heard([]):  # whether columns of ids are classes
             self.columns = [_column(self.table, name, RootDirectory(self.folder)) for name in self.table.names]
-        few = min(max(len(self.table) // 2, 2), len(self.table) - 1)
         known = [c for c in self.columns if c.kind in ("class", "number") and c.distinct not in (0, 1) and not c.why]
         self.labels = [c for c in known if has_word(c.name, LABELS)]
-        known = [c for c in known if c.kind == "class" and c not in self.labels and not has_word(c.name, _OTHERS)]
-        self.labels += [c for c in known if (c.distinct or 0) <= few]
+        known = [c for c in known if c.kind == "class" and not has_word(c.name, f"{LABELS}|{_OTHERS}")]
+        self.labels += [c for c in known if (c.distinct or 0) <= max(len(self.table) // 2, 2)]
 
     def suggestions(self) -> list[Suggestion]:
         """The likeliest first; none if there are neither files nor numbers."""
         files, options, what = [c for c in self.columns if c.kind in _FILES], dict(self.options), "rows"
-        numbers = [c for c in self.columns if c.kind == "number" and c not in self.labels[:1]]
-        numbers = [c for c in numbers if not has_word(c.name, _OTHERS)]
+        numbers = [c for c in self.columns if c.kind == "number" and not has_word(c.name, _OTHERS)]
+        numbers = [c for c in numbers if c not in self.labels[:1]]
         vectors, plain = ([c for c in numbers if c.distinct is None], [c for c in numbers if c.type != "bool"])
         numbers = vectors[:1] or plain or numbers
         x = self.field(*numbers) if numbers else ()
         if files:
-            options |= {"root": root} if (root := self._root(self.values(files[0]))) else {}
-            x, what = self._of_files(files[0], root or self.folder), _FILES[str(files[0].kind)]
+            x, what = self._of_files(files[0]), _FILES[str(files[0].kind)]
         if not x:
             return []
         ids = [c for c in self.columns if (c.name, c.distinct, c.missing) == ("id", len(self.table), 0)]
         options |= {"id": "id"} if ids else {}
-        known = [c for c in self.columns if c.kind == "class" and c.distinct]
-        stages = [c.name for c in known if all(map(contents.is_stage, self.values(c)))]
+        stages = [c.name for c in self.columns if c.kind == "class" and has_word(c.name, _STAGES)]
         notes = tuple(f'split(source, by="{name}") has the sides that it names' for name in stages)
         masks, found = [c for c in files[1:] if has_word(c.name, MASKS)], list[Suggestion]()
         targets: list[ColumnReport | None] = [*masks[:1], *self.labels[:3]]
-        for y in targets or [None]:
+        for y, root in itertools.product(targets or [None], [{}, {"root": "."}, {"root": "/"}][: 3 if files else 1]):
             fields: dict[str, Given] = {"x": x}
             if y is not None:
                 fields["y"] = self.field(y, mode="P") if y in masks else self.field(y)
             title = what if y is None else f"{what} with {y.name}"
-            found.append(Suggestion(title, Call("ManifestSource", self.path, fields, options), notes))
+            call = Call("ManifestSource", self.path, fields, options | root)
+            found.append(Suggestion(title, call, notes))
             found += [sized_images(found[-1])] if what == "images" else []
         return found
-
-    def values(self, column: ColumnReport) -> list[Any]:
-        array = self.table.array(column.name)
-        with contextlib.suppress(arrow().ArrowException):  # lists of lists, and records
-            if not isinstance(array, EmbeddedFiles):
-                return list((array.flatten() if is_list(array.type) else array).unique().drop_null().to_pylist())
-        return []
 
     def field(self, *columns: ColumnReport, **options: Any) -> Given:
         names, null = [each.name for each in columns], {"null": "drop"} if any(c.missing for c in columns) else {}
         return named(names if names[1:] else names[0], options | null)
 
-    def _root(self, paths: Sequence[str]) -> str:
-        """The folder from which paths lead to files, as ``root``; empty for the folder of the table."""
-        ends, absolute = (*paths[:1], *paths[-1:]), [os.path.dirname(each) for each in paths if os.path.isabs(each)]
-        if absolute:
-            above = os.path.commonpath(absolute)
-            return "" if os.path.commonpath([above, self.folder]) == self.folder else above
-        below = sorted(entry.path for entry in os.scandir(self.folder) if entry.is_dir())
-        places = (self.folder, *below, os.path.dirname(self.folder), os.getcwd())
-        fitting = (place for place in places if all(os.path.exists(os.path.join(place, each)) for each in ends))
-        return "" if (found := next(fitting, self.folder)) == self.folder else os.path.relpath(found)
-
-    def _of_files(self, column: ColumnReport, folder: str) -> Given:
+    def _of_files(self, column: ColumnReport) -> Given:
         found = dict[str, Any]()
         if column.kind == "hdf5" and "dataset" not in self.table.names:
             with contextlib.suppress(AsyncDataError):  # the source says what is wrong with a file
-                first = os.path.join(folder, str(self.table.first(column.name)))
+                first = os.path.join(self.folder, str(self.table.first(column.name)))
                 for call in [each.call for each in hdf5_report([first]).suggestions[:1]]:
                     found["dataset"], layout = name_of(call.fields["x"]), call.options.get("layout", {})
                     found |= {"layout": layout["x"]} if "x" in layout else {}

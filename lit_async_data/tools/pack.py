@@ -74,12 +74,9 @@ def run(arguments: argparse.Namespace) -> None:
     with contextlib.closing(call.build()) as source, progress_bar(sys.stderr) as progress:
         packed = pack(source, arguments.output, progress=progress, **given)
     suggested = "" if arguments.fields else f"as inspect suggests: {call.python().splitlines()[-1]}\n"
-    others = (
-        f"not packed: {', '.join(call.left_out)}; name all with --fields KEY=NAME …\n"
-        if call.left_out and suggested
-        else ""
-    )
-    sys.stdout.write(suggested + others + report(packed, arguments.output))
+    if call.left_out and suggested:
+        suggested += f"not packed: {', '.join(call.left_out)}; name all with --fields KEY=NAME …\n"
+    sys.stdout.write(suggested + report(packed, arguments.output))
 
 
 def report(packed: Packed, path: str) -> str:

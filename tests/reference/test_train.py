@@ -138,13 +138,15 @@ atexit.register(lambda: sys.stderr.write(f"left running: {torch.distributed.is_i
 def test_a_class_in_the_current_folder_is_found_by_all_ranks_which_leave_nothing_running(tmp_path, images):
     """Wherever Hydra goes. Gloo, if left running, may free a tensor while Python ends, and then aborts the process."""
     (tmp_path / "mynet.py").write_text(OWN)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/mynet.py").write_text("raise ImportError('not the one in the current folder')")
     typed = ["model._target_=mynet.Net", "trainer=ddp_sim", "trainer.fast_dev_run=true", "hydra.job.chdir=true"]
     typed += ["data=hdf5", f"data.train.path={os.path.relpath(images, tmp_path)}"]
     command = [sys.executable, str(ROOT / "train.py"), *typed, *QUIET]
     variables = {
         **os.environ,
         "PROJECT_ROOT": str(tmp_path),
-        "PYTHONPATH": os.path.dirname(__file__) + ":" + str(ROOT / "tests"),
+        "PYTHONPATH": ":".join([str(tmp_path / "elsewhere"), os.path.dirname(__file__), str(ROOT / "tests")]),
     }
     done = subprocess.run(
         command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=200, check=False

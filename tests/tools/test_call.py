@@ -25,6 +25,8 @@ def test_words_become_fields_and_options():
     typed = ["--fields", "x=images", "labels", "age=scan@age", "--layout", "x=NHWC", "--group", "run_*"]
     fields = {"x": "images", "labels": "labels", "age": {"name": "scan", "attr": "age"}}
     assert call_of(["a.h5"], *typed) == Call("HDF5Source", "a.h5", fields, {"layout": {"x": "NHWC"}, "group": "run_*"})
+    for typed, on in ((["file"], "file"), (["scan=file"], {"scan": "file"})):
+        assert call_of(["a.h5"], "--table", "t.csv", "--on", *typed).options == {"table": "t.csv", "on": on}
     assert call_of(["a.h5", "b.h5"], "--layout", "NHWC") == Call("HDF5Source", ["a.h5", "b.h5"], {}, {"layout": "NHWC"})
     for typed, size in ((["8"], 8), (["8", "6"], (8, 6))):
         assert call_of(["t.csv"], "--image-size", *typed).options == {"image_size": size}
@@ -45,7 +47,8 @@ def test_a_folder_is_a_table_or_classes(name, source):
     [
         (["x.h5"], ["--delimiter", ";"], "delimiter: HDF5Source has no such option"),
         (["scans"], [], r"scans is a folder of HDF5 files; write scans/\*.h5"),
-        (["t.csv", "u.csv"], [], "t.csv is a table or a folder; give one"),
+        (["t.csv", "u.csv"], [], "t.csv is a table or a folder; give it alone"),
+        (["a.h5", "t.csv"], [], "t.csv is a table or a folder; give it alone, or HDF5 files with --table t.csv"),
     ],
 )
 def test_words_that_no_source_takes_are_named(paths, typed, said):

@@ -114,6 +114,14 @@ def test_the_first_batch_of_every_reader_is_left_out(workers):
         next(loader)
 
 
+def test_a_setting_that_other_load_slowed_once_keeps_its_rate(monkeypatch):
+    rates = iter([1.0, *[20.0, 900.0] * 9])  # of the first look, then two of each setting
+    monkeypatch.setattr(doctor, "measured", lambda *_: doctor.Rate(next(rates), 0.0, 0.0, 0.0, 0.0))
+    monkeypatch.setattr(doctor, "_settings", lambda *_: [LoaderOptions(batch_size=4, shuffle="global", workers=1)] * 2)
+    report = doctor.examination(ArraySource({"x": np.zeros(40)}), LoaderOptions(batch_size=4), 1.0)
+    assert [each.samples_per_s for each in report["trials"]] == [900.0, 900.0]
+
+
 def trial(shuffle="global", workers=1, rate=100.0, *, amplification=1.0):
     return Trial(shuffle, 64, workers, "process", rate, amplification, 10**7)
 

@@ -20,7 +20,7 @@ from support.files import examples, writers
 from support.lines import built_by_python, check, check_said, first_batch, only, sides
 from support.sources.oracle import read
 
-from lit_async_data import Field, HDF5Source, ManifestSource
+from lit_async_data import HDF5Source, ManifestSource
 from lit_async_data.__main__ import main
 from lit_async_data.errors import AsyncDataError
 from lit_async_data.tools import inspect
@@ -138,7 +138,7 @@ MEANT = [
     ({"x": ROWS, "y": np.eye(10)[np.arange(40) % 10]}, '{"x": "x", "y": "y"}', "float64", ""),
     (EPISODES, '{"x": "obs/rgb", "y": "actions"}, group="data/demo_*", layout={"x": "NHWC"})', "", "mask"),
     (examples.anndata, '"y": "obs/cell_type"', "", ""),
-    (examples.matlab, '"y": {"name": "y", "column": 0, "dtype": "int64"}}, layout={"x": "CHWN"})', "", ""),
+    (examples.matlab, '"y": {"name": "y", "column": 0}}, layout={"x": "CHWN"})', "", ""),
     (examples.images, '{"x": "images", "y": "labels"}, layout={"x": "NHWC"})', 'ToFloat("x") makes float32', "patient"),
     (
         lambda path: examples.anndata(path, missing=True),
@@ -218,9 +218,16 @@ def test_groups_of_one_image_each_are_samples():
     with h5py.File("all.h5") as every, h5py.File("x.h5", "w") as file:
         for number in range(3):
             every.copy(f"separate/{number}", file.create_group(f"s{number}"), "a")
-    assert "decode='image') decodes images" in hdf5_report(["x.h5"]).notes[0]
-    with contextlib.closing(HDF5Source("x.h5", {"x": Field("a", decode="image")}, group="*", sample="group")) as found:
-        assert len(found) == 3
+    suggestion = only(hdf5_report(["x.h5"]))
+    assert suggestion.call.options == {"group": "s*", "sample": "group"}
+    check(suggestion)
+
+
+def test_a_group_of_images_may_hold_several_formats():
+    pixels = Image.new("RGB", (12, 10))
+    stored = [examples.stored(pixels, name) for name in ("JPEG", "PNG") * 2]
+    examples.datasets("x.h5", {f"images/{n}": np.frombuffer(each, "u1") for n, each in enumerate(stored)})
+    assert only(hdf5_report(["x.h5"])).samples == 4
 
 
 @pytest.mark.parametrize("name", ["text", "opaque", "variable", "padded", "separate", "joined"])
@@ -257,21 +264,28 @@ def test_a_table_of_images(folder, suffix, sizes):
     assert '{"x": "path", "y": "species"}' in suggestion.call.python()
     assert 'id="id"' in suggestion.call.python()
     assert ("image_size=224" in suggestion.call.python()) == (sizes > 1)
-    assert ('split(source, by="part") has the sides that it names' in suggestion.notes) == (sizes > 1)
+    assert ('split(source, by="split") has the sides that it names' in suggestion.notes) == (sizes > 1)
     check(suggestion)
 
 
-def test_the_first_folder_that_fits_is_the_root(folder):
-    for name in ("large", "small"):
-        examples.class_folders(f"tables/{name}", 1)
-    Path("tables/t.csv").write_text("file,species\n" + "auk/0.png,auk\nowl/1.png,owl\n" * 20)
+def test_paths_may_start_from_the_current_folder(folder):
+    examples.class_folders("photos", 1)
+    Path("tables").mkdir()
+    Path("tables/t.csv").write_text("file,species\n" + "photos/auk/0.png,auk\nphotos/owl/1.png,owl\n" * 20)
     suggestion = only(table_report("tables/t.csv"))
-    assert suggestion.call.options["root"] == "tables/large"
+    assert suggestion.call.options["root"] == "."
     check(suggestion)
+
+
+def test_paths_that_lead_nowhere_are_named(folder):
+    Path("t.csv").write_text("file,species\n" + "a.png,auk\nb.png,owl\n" * 20)
+    report = table_report("t.csv")
+    assert not report.suggestions
+    assert f"{folder}/a.png: no such file" in report.notes[0]
 
 
 @pytest.mark.parametrize("table", ["tables/birds.csv", "photos/birds.csv"])
-def test_absolute_paths_start_from_the_folder_that_all_of_them_are_in(folder, table):
+def test_absolute_paths_start_from_the_root_of_the_file_system(folder, table):
     rows = ["file,species"]
     for name in ("auk", "owl"):
         (folder / "photos" / name).mkdir(parents=True)
@@ -289,7 +303,6 @@ def test_absolute_paths_start_from_the_folder_that_all_of_them_are_in(folder, ta
 TABLES = [
     ("0.png,1\n1.png,0\n", None, "the first line looks like data (0.png)"),
     ("path,label,row\nx.h5,0,0\nx.h5,1,1\nx.h5,0,2\n", '{"name": "path", "dataset": "images"', ""),
-    ("path,grade\na.png,1\na.png,2\na.png,1\na.png,2\n", "", "grade holds few whole numbers: set kind: class"),
     ("path,label\na.png,0\n,1\na.png,1\n", '{"name": "path", "null": "drop"}, "y": "label"', ""),
     ("a,tags\n" + "1,\n2,c\n3,b\n4,c\n", '{"name": "tags", "null": "drop"}', ""),
     ("id,a,b,target,when\n" + "1,1,.5,1,x\n2,2,1,0,x\n3,3,2,1,x\n", '{"x": ["a", "b"], "y": "target"}', ""),
@@ -342,38 +355,30 @@ def test_a_file_per_slice_has_its_mask(shape):
     check(suggestion)
 
 
-def grouped():
-    examples.datasets("slice_0.h5", {f"d/rat_{n}/x": np.zeros((9, 4)) for n in range(4)})
+@pytest.mark.parametrize("keep_parts", [False, True])
+def test_all_fields_of_a_packed_file_are_suggested(keep_parts):
+    datasets = {"dose": np.arange(5.0), "image": np.zeros((5, 8, 9, 3), "u1"), "weights": np.ones(5)}
+    slices(2, **datasets)
+    fields = ["picture=image", "dose=dose", "weights=weights"]
+    parts = ["--keep-parts"] * keep_parts
+    assert main(["pack", *("slice_0.h5", "slice_1.h5"), "--fields", *fields, "-o", "packed.h5", *parts]) == 0
+    suggestion = hdf5_report(["packed.h5"]).suggestions[0]
+    assert suggestion.call.fields == {each: each for each in ("dose", "picture", "weights")}
+    assert check(suggestion)["picture"].shape[1:] == (3, 8, 9)
 
 
-def imaged():
-    examples.datasets("slice_0.h5", {f"d/{n}.x": np.zeros((9, 8, 3), "u1") for n in range(10)})
-
-
-WAYS = [
-    (lambda: slices(x=np.zeros((5, 4))), "patient", [100, 101, 102, 103], "patient"),
-    (lambda: slices(x=np.zeros((5, 4))), "no", [103, 101, 102, 100], None),
-    (lambda: slices(x=np.zeros((5, 4))), "scan", [f"slice_{n}" for n in range(6)], "file"),
-    (lambda: slices(1, x=np.zeros((5, 4)), exam_id=np.arange(5) + 70), "exam", np.arange(70, 75), "exam_id"),
-    (lambda: slices(1, x=np.zeros((5, 4)), exam_id=np.arange(5) + 70), "exam_id", np.arange(80), "exam_id"),
-    (lambda: slices(1, x=np.zeros((5, 4)), label=np.arange(5)), "row", np.arange(80), None),
-    (grouped, "rat number", [f"rat_{n}" for n in range(5)], "group"),
-    (imaged, "name", [f"{n}.x" for n in range(10)], "group"),
-]
-
-
-@pytest.mark.parametrize(("write", "column", "values", "what"), WAYS)
-def test_rows_of_a_table_belong_to_what_a_column_names_exactly(write, column, values, what):
-    write()
-    kinds, names = ["a", "b", "a"], {column: list(values)}
-    names |= {"score": np.arange(len(values)) / 2, "diagnosis": [kinds[n % 3] for n in range(len(values))]}
-    parquet.write_table(pa.table(names), "patients.parquet")
-    report = report_on(["slice_*.h5", "patients.parquet"])
-    suggestion = only(report)
-    assert suggestion.call.options.get("on") == (what if what in (None, column) else {column: what})
-    assert ("y has 2 classes: a, b" in suggestion.notes) == (what is not None)
-    assert any("no column of patients.parquet names files" in note for note in report.notes) == (what is None)
-    check(suggestion)
+@pytest.mark.parametrize(("column", "on"), [("scan", "scan=file"), ("patient", "patient")])
+def test_a_table_gives_labels_to_files(column, on, capsys):
+    slices(x=np.zeros((5, 4)))
+    names = {"scan": [f"slice_{n}" for n in range(4)], "patient": range(100, 104)}
+    parquet.write_table(pa.table({column: list(names[column]), "diagnosis": ["a", "b", "b", "a"]}), "table.parquet")
+    files, table = [f"slice_{n}.h5" for n in range(4)], ["--table", "table.parquet", "--on", on]
+    assert main(["pack", *files, *table, "--fields", "x=x", "y=diagnosis", "-o", "packed.h5"]) == 0
+    with contextlib.closing(HDF5Source("packed.h5", ["x", "y"])) as packed:
+        assert packed.spec["y"].classes == ("a", "b")
+        assert packed.column("y")[::5].tolist() == [0, 1, 1, 0]
+    assert main(["inspect", *files, "table.parquet"]) == 2
+    assert "give it alone, or HDF5 files with --table table.parquet" in capsys.readouterr().err
 
 
 D = decimal.Decimal

@@ -106,7 +106,7 @@ def bird_table(folder, *, split=False, sizes=1):
         Image.fromarray(RNG.integers(0, 255, (size, 9, 3), np.uint8)).save(folder / f"photos/{number}.png")
         row = {"id": f"{number:03}", "path": f"photos/{number}.png", "species": ["owl", "auk", "jay"][number % 3]}
         rows.append(
-            row | {"site": f"s{number // 10}"} | ({"part": "training" if number < 20 else "val"} if split else {})
+            row | {"site": f"s{number // 10}"} | ({"split": "training" if number < 20 else "val"} if split else {})
         )
     return pa.Table.from_pylist(rows)
 
