@@ -41,13 +41,8 @@ class AsyncDataError(Exception):
         worker: int | None = None,
     ) -> None:
         super().__init__(f"{place}: {message}" if place else message)
-        self.message = message
-        self.file = file
-        self.dataset = dataset
-        self.row = row
-        self.sample_id = sample_id
-        self.stage = stage
-        self.worker = worker
+        self.message, self.stage, self.worker = message, stage, worker
+        self.file, self.dataset, self.row, self.sample_id = file, dataset, row, sample_id
 
 
 class ConfigError(AsyncDataError, ValueError):
@@ -163,13 +158,9 @@ def batch_error(
         cause.worker = worker if cause.worker is None else cause.worker
         cause.add_note(f"in batch {step} of epoch {epoch}, samples {few(samples)}")
         return cause
-    which = f"batch {step} of epoch {epoch} (samples {few(samples)})" if samples else f"batch {step} of epoch {epoch}"
-    error = ReadError(
-        f"{which} could not be read: {type(cause).__name__}: {cause}",
-        sample_id=samples[0] if samples else None,
-        stage="read",
-        worker=worker,
-    )
+    which = f"batch {step} of epoch {epoch}" + f" (samples {few(samples)})" * bool(samples)
+    what = f"{which} could not be read: {type(cause).__name__}: {cause}"
+    error = ReadError(what, sample_id=samples[0] if samples else None, stage="read", worker=worker)
     error.__cause__ = cause
     return error
 

@@ -337,11 +337,9 @@ class LoaderOptions:
         """
         if isinstance(given, LoaderOptions):
             return given
+        option = where.rstrip(".") or "options"
         if given is not None and not isinstance(given, Mapping):
-            raise ConfigError(
-                f'{given!r} is neither LoaderOptions nor a mapping; write {{"batch_size": 64}}',
-                where.rstrip(".") or "options",
-            )
+            raise ConfigError(f'{given!r} is neither LoaderOptions nor a mapping; write {{"batch_size": 64}}', option)
         values = dict(given or {})
         try:
             check_names(values, [field.name for field in dataclasses.fields(cls)])  # before **, which needs str keys
@@ -365,13 +363,7 @@ class LoaderOptions:
 
     def as_stored(self) -> LoaderOptions:
         """Returns these options for reading each sample once, in storage order, without random numbers."""
-        return dataclasses.replace(
-            self, shuffle="none", weights=None, epoch_size=None, augment=False, on_error=self._without_substitutes
-        )
-
-    @property
-    def _without_substitutes(self) -> OnError:
-        return "skip" if self.on_error == "substitute" else self.on_error
+        return dataclasses.replace(self.evaluated(), shuffle="none", weights=None, epoch_size=None)
 
     def for_evaluation(self) -> LoaderOptions:
         """Returns these options for evaluation: as stored, without dropping, filling and random numbers."""
@@ -379,7 +371,8 @@ class LoaderOptions:
 
     def evaluated(self) -> LoaderOptions:
         """Returns these options in the same order, but without other random numbers, for a loader in evaluation."""
-        return dataclasses.replace(self, augment=False, on_error=self._without_substitutes)
+        on_error: OnError = "skip" if self.on_error == "substitute" else self.on_error
+        return dataclasses.replace(self, augment=False, on_error=on_error)
 
 
 _HOOKS = "use sample_transform (one sample), batch_transform (a batch on the host) or device_transform (on the device)"

@@ -62,11 +62,8 @@ def read(
     elif not isinstance(dataset, h5py.Dataset) or not dataset:
         raise ConfigError(f"{dataset!r} is not an open dataset; give one, or FILE:/DATASET", "dataset")
     elif dataset.file.mode != "r" or not in_one_file(dataset):
-        raise ConfigError(
-            f"{dataset!r} is in memory or in a file that is open for writing, so its values may not be on disk "
-            "yet; close the file, and give FILE:/DATASET",
-            "dataset",
-        )
+        what = f"{dataset!r} is in memory or in a file that is open for writing, so its values may not be on disk yet"
+        raise ConfigError(f"{what}; close the file, and give FILE:/DATASET", "dataset")
     else:
         path, name = dataset.file.filename, dataset.name or ""
     with open_reader(path, threads=threads) as reader:
@@ -220,9 +217,8 @@ def _chosen(rows: Rows, stored: StoredDataset) -> range | Indices:
     if given.dtype == bool and given.shape == (count,):
         return np.flatnonzero(given)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-        raise ConfigError(
-            f"{given.dtype} {given.shape} are not rows of {stored}; give numbers, a mask of {count}, or a slice", "rows"
-        )
+        what = f"{given.dtype} {given.shape} are not rows of {stored}"
+        raise ConfigError(f"{what}; give numbers, a mask of {count}, or a slice", "rows")
     wrong = (given < -count) | (given >= count)
     if wrong.any():
         raise IndexError(f"row {given[wrong.argmax()]} of {count} in {stored}")

@@ -13,13 +13,7 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import TENSOR_TYPES, Array, BatchSpec, FieldSpec
 from lit_async_data.order.permutation import Indices, Words
-from lit_async_data.sources.contract.source import (
-    Location,
-    Part,
-    Source,
-    StorageLayout,
-    check_range,
-)
+from lit_async_data.sources.contract.source import Location, Part, Source, StorageLayout, check_range
 
 
 class ArraySource(Source):
@@ -48,9 +42,8 @@ class ArraySource(Source):
         chunks: StorageLayout | None = None,
     ) -> None:
         self._arrays, self._columns, self._chunks = dict(arrays), dict(columns or {}), chunks or StorageLayout()
-        self._spec = BatchSpec(
-            {key: FieldSpec(array.shape[1:], array.dtype) for key, array in arrays.items()}, as_mapping=True
-        )
+        fields = {key: FieldSpec(array.shape[1:], array.dtype) for key, array in arrays.items()}
+        self._spec = BatchSpec(fields, as_mapping=True)
         named = [(name, *name.partition(":")[::2], samples) for name, samples in (parts or {}).items()]
         self._parts = tuple(Part(f"files/{file}", group or "/", name, samples) for name, file, group, samples in named)
 
@@ -293,7 +286,6 @@ def _compare(found: Mapping[str, Array], expected: Mapping[str, Array], samples:
         differ = (mine != theirs).any(axis=1)
         if differ.any():
             place = int(differ.argmax())
-            raise AssertionError(
-                f"{key!r} of sample {samples[place]} differs if read {how}: {found[key][place]!r} instead of "
-                f"{right[place]!r}; read_into must fill all of each array with the same values every time"
-            )
+            what = f"{key!r} of sample {samples[place]} differs if read {how}: {found[key][place]!r} instead of "
+            what += f"{right[place]!r}; read_into must fill all of each array with the same values every time"
+            raise AssertionError(what)

@@ -74,11 +74,9 @@ def first_measured(fields: Mapping[Any, FieldSpec | FieldStatistics]) -> tuple[A
     for key, field in fields.items():
         if not field.labels:
             return (key,)
-    raise ConfigError(
-        f"no field is named, and {', '.join(map(repr, fields)) or 'none'} hold classes, flags or one integer per "
-        'sample; name the field to normalise: fields="x", or device_transform=Normalize(fields="x") with statistics',
-        "fields",
-    )
+    what = f"no field is named, and {', '.join(map(repr, fields)) or 'none'} hold classes, flags or one integer per "
+    what += 'sample; name the field to normalise: fields="x", or device_transform=Normalize(fields="x") with statistics'
+    raise ConfigError(what, "fields")
 
 
 class Moments(NamedTuple):

@@ -181,11 +181,8 @@ class Normalize:
         if isinstance(batch, Tensor):
             if len({*map(str, self._scalings.values())}) > 1:
                 listed, last = ", ".join(map(repr, self._scalings)), next(reversed(self._scalings))
-                raise ConfigError(
-                    f"{listed} are each normalised by their own numbers, and a tensor does not name its field; "
-                    f"give a batch: inverse({{**batch, {last!r}: values}})[{last!r}]",
-                    "fields",
-                )
+                what = f"{listed} are each normalised by their own numbers, and a tensor does not name its field"
+                raise ConfigError(f"{what}; give a batch: inverse({{**batch, {last!r}: values}})[{last!r}]", "fields")
             return self._normalize(batch, next(iter(self._scalings)))
         return _with_replaced(batch, self.fields, self._normalize)
 
@@ -193,11 +190,9 @@ class Normalize:
         scaling = self._scalings[field if self.fields else None]
         means = scaling.mean
         if self.scale is None and largest(values) > 1 and means.min() >= 0 and means.max() <= 1:
-            raise ConfigError(
-                f'means from 0 to 1, but the field holds {values.dtype}: write scale="type" to divide '
-                f'them by {largest(values)} first, or scale="stored" if mean and std are those of the stored values',
-                "scale",
-            )
+            what = f'means from 0 to 1, but the field holds {values.dtype}: write scale="type" to divide them by '
+            what += f'{largest(values)} first, or scale="stored" if mean and std are those of the stored values'
+            raise ConfigError(what, "scale")
         # x · (1 / (largest · std)) − mean / std: two passes over the pixels. Large values may hardly differ, such as
         # seconds since 1970. float32 would round these before the mean is subtracted.
         wide = values.element_size() > 4 or values.dtype in (torch.int32, torch.uint32) or scaling.far
@@ -216,10 +211,8 @@ class _Scaling:
     def __init__(self, mean: Any, std: Any, axis: int | Sequence[int] | None) -> None:
         self.mean, self.std = _checked_numbers("mean", mean), _checked_numbers("std", std)
         if len({self.mean.shape, self.std.shape} - {()}) > 1:
-            raise ConfigError(
-                f"{self.std.size} for {self.mean.size} channels of mean; give one number, or one for each channel",
-                "std",
-            )
+            what = f"{self.std.size} for {self.mean.size} channels of mean"
+            raise ConfigError(f"{what}; give one number, or one for each channel", "std")
         if self.std.min() <= 0:
             raise ConfigError(f"{std!r} is not above 0", "std")
         arrays = np.broadcast_arrays(1 / self.std, self.mean / self.std)
@@ -254,12 +247,10 @@ class _Scaling:
             there = f"{' × '.join(str(size or 'none') for size in sizes)} on axis {', '.join(map(str, axes))}"
             letters = {3: '"NWC", or "NC" for windows of rows', 4: '"NHWC"', 5: '"NDHWC"'}
             layout = f'layout={{"x": {letters[values.ndim]}}}' if values.ndim in letters else "layout"
-            raise ConfigError(
-                f"{' × '.join(map(str, scale.shape))} channels, but a batch of the field has {there}: its "
-                f"shape is {tuple(values.shape)}; give one number, or one for each channel. If another axis holds the "
-                f"channels, name it with axis, or name the axes with the source's {layout}",
-                "mean, std",
-            )
+            what = f"{' × '.join(map(str, scale.shape))} channels, but a batch of the field has {there}: its shape is "
+            what += f"{tuple(values.shape)}; give one number, or one for each channel. If another axis holds the "
+            what += f"channels, name it with axis, or name the axes with the source's {layout}"
+            raise ConfigError(what, "mean, std")
         shape = [size if axis in axes else 1 for axis, size in enumerate(values.shape)]
         order = sorted(range(len(axes)), key=axes.__getitem__)
         return scale.permute(order).reshape(shape), shift.permute(order).reshape(shape)
@@ -292,11 +283,8 @@ def _with_replaced(batch: Any, fields: Sequence[str | int] | None, convert: Call
         if field not in values:
             raise ConfigError(f"{field!r} is not in the batch; choose from {', '.join(map(repr, values))}", "fields")
         if not isinstance(values[field], Tensor):
-            raise ConfigError(
-                f"{field!r} is no tensor but {type(values[field]).__name__}; pass this as device_transform. A "
-                "batch_transform gets arrays: write (x - mean) / std",
-                "fields",
-            )
+            what = f"{field!r} is no tensor but {type(values[field]).__name__}; pass this as device_transform"
+            raise ConfigError(f"{what}. A batch_transform gets arrays: write (x - mean) / std", "fields")
         values[field] = convert(values[field], field)
     return values if isinstance(batch, Mapping) else tuple(values.values())
 

@@ -108,11 +108,9 @@ def _replaced(value: Any, replace: Replace, path: str) -> Any:
         return changed(value, changes) if changes else value
     except Exception as error:
         kind = type(value).__name__
-        raise FormatError(
-            f"{path} is a {kind}, which cannot be built again around its tensors once they are on the device: "
-            f"{type(error).__name__}: {error}. Give {kind} a method to(device) that returns it moved, or have "
-            "collate_fn return a tuple or dict instead"
-        ) from error
+        what = f"{path} is a {kind}, which cannot be built again around its tensors once they are on the device"
+        cure = f"Give {kind} a method to(device) that returns it moved, or have collate_fn return a tuple or dict"
+        raise FormatError(f"{what}: {type(error).__name__}: {error}. {cure} instead") from error
 
 
 def _with_items(mapping: Any, changes: dict[Any, Any]) -> Any:

@@ -31,7 +31,6 @@ from lit_async_data.lightning.stages import (
     ByStage,
     LoaderArguments,
     Stage,
-    check_same_classes,
     check_statistics,
     checked_sources,
     class_names,
@@ -157,7 +156,6 @@ class AsyncDataModule(pl.LightningDataModule):
         if any(each is not None for each in (source, split, fold, *cut.values())):
             by_stage, self._split_line = split_sources(source, by_stage, split, fold, folds, **cut)
         self.sources = with_training_classes(checked_sources(by_stage))
-        check_same_classes(self.sources)
         if not self.sources["val"]:
             # A DataModule has all four hooks, so Lightning expects a validation loader.
             warnings.filterwarnings("ignore", "You passed in a `val_dataloader` but have no `validation_step`")
@@ -165,11 +163,9 @@ class AsyncDataModule(pl.LightningDataModule):
         self._overrides = {"val": val_loader, "test": test_loader, "predict": predict_loader}
         for stage in STAGES:
             self._options_of(stage)  # raises errors now, not at the first validation
-        self._transforms: dict[str, dict[str, Any]] = {
-            "sample_transform": stage_transforms("sample_transform", sample_transform),
-            "batch_transform": stage_transforms("batch_transform", batch_transform),
-            "device_transform": stage_transforms("device_transform", device_transform),
-        }
+        transforms = {"sample_transform": sample_transform, "batch_transform": batch_transform}
+        transforms["device_transform"] = device_transform
+        self._transforms = {name: stage_transforms(name, each) for name, each in transforms.items()}
         check_statistics(statistics, self.sources["train"], device_transform)
         self.normalize: Normalize | None = None
         self._statistics = statistics and (device_transform, cache_dir)
@@ -403,9 +399,7 @@ class AsyncDataModule(pl.LightningDataModule):
     def describe(self, stages: Sequence[str] = STAGES) -> str:
         """A few lines about each stage: its samples, its order, its workers and its memory."""
         lines, memory = [], 0
-        for stage in STAGES:
-            if stage not in stages:
-                continue
+        for stage in (each for each in STAGES if each in stages):
             self._described[stage] = self._build_loaders(stage)
             for _, loader in self._described[stage]:
                 loader.footprint.budget.check()

@@ -57,21 +57,10 @@ def _handlers() -> Iterator[logging.StreamHandler[Any]]:
         logger = logger.parent if logger.propagate else None
 
 
-class QueueGauge:
-    """Shows the fill of the training queues in any progress bar of Lightning. Loggers do not get it."""
-
-    def __init__(self) -> None:
-        self._replacement: Replacement | None = None
-
-    def attach(self, trainer: pl.Trainer) -> None:
-        self.detach()
-        if trainer.progress_bar_callback is not None:
-            self._replacement = Replacement(trainer.progress_bar_callback, "get_metrics", _with_fill)
-
-    def detach(self) -> None:
-        if self._replacement is not None:
-            self._replacement.undo()
-        self._replacement = None
+def show_fill(trainer: pl.Trainer, shown: contextlib.ExitStack) -> None:
+    """Show the fill of the training queues in any progress bar of Lightning, until ``shown`` is closed."""
+    if trainer.progress_bar_callback is not None:
+        shown.callback(Replacement(trainer.progress_bar_callback, "get_metrics", _with_fill).undo)
 
 
 def _with_fill(get_metrics: Any, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:

@@ -29,22 +29,10 @@ from lit_async_data.engine.prefetch.loader import (
     with_own_iterator,
 )
 from lit_async_data.engine.stats import Wait
-from lit_async_data.lightning import counters
+from lit_async_data.lightning import counters, resume
 from lit_async_data.lightning.compat import Replacement, pl
-from lit_async_data.lightning.display import EpochWaits, QueueGauge, Verdicts, print_line, quiet
+from lit_async_data.lightning.display import EpochWaits, Verdicts, print_line, quiet, show_fill
 from lit_async_data.lightning.loops import DrivenLoader, drive, driven_loaders, is_only
-from lit_async_data.lightning.resume import (
-    ORDERS,
-    check_begun,
-    count_again,
-    follow_passes,
-    reopen_epoch,
-    restore_loaders,
-    restore_orders,
-    save_orders,
-    trained,
-    training_steps,
-)
 from lit_async_data.options import explains_names, whole
 
 # Lightning's batch hooks that need the batch in host memory, in the order in which Lightning calls them.
@@ -54,21 +42,16 @@ HOST_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device")
 def overridden_host_hook(trainer: pl.Trainer) -> str | None:
     """The user's hook that gets batches in host memory, as ``"Model.transfer_batch_to_device"``; None without one."""
     is_overridden = importlib.import_module(f"{pl.__name__}.utilities.model_helpers").is_overridden
-    owners: list[Any] = [getattr(trainer, "datamodule", None), trainer.lightning_module]
-    overridden = (
-        f"{type(owner).__name__}.{hook}"
-        for hook in HOST_HOOKS
-        for owner in owners
-        if owner is not None and is_overridden(hook, owner)
-    )
-    return next(overridden, None)
+    owners = [each for each in (getattr(trainer, "datamodule", None), trainer.lightning_module) if each is not None]
+    found = (f"{type(owner).__name__}.{hook}" for hook in HOST_HOOKS for owner in owners if is_overridden(hook, owner))
+    return next(found, None)
 
 
 class Takeover:
     """Wraps the DataLoaders of one Trainer at a time, and stops the wrappers when the run ends."""
 
     def __init__(self) -> None:
-        self._replacement: Replacement | None = None
+        self._attached = contextlib.ExitStack()
         self._wrappers: weakref.WeakSet[PrefetchedLoader] = weakref.WeakSet()
 
     def attach(self, trainer: pl.Trainer, device_depth: int | None) -> None:
@@ -76,13 +59,11 @@ class Takeover:
             return self.wrap(original(loader), trainer, device_depth)
 
         self.detach()
-        self._replacement = Replacement(trainer.strategy, "process_dataloader", wrapped)
+        self._attached.callback(Replacement(trainer.strategy, "process_dataloader", wrapped).undo)
 
     def detach(self, *, failed: bool = False) -> None:
         """After an error, ``failed``, Lightning may still write a checkpoint, so loaders with a state keep it."""
-        if self._replacement is not None:
-            self._replacement.undo()
-        self._replacement = None
+        self._attached.close()
         with contextlib.ExitStack() as stack:
             for loader in list(self._wrappers):
                 if not (failed and isinstance(loader, StatefulPrefetchedLoader)):
@@ -165,7 +146,7 @@ class DevicePrefetcher(pl.Callback):
         self._driven: weakref.WeakSet[DrivenLoader] = weakref.WeakSet()
         self._step_began = 0.0
         self._logged_step = -1
-        self._gauge, self._takeover, self._verdicts = QueueGauge(), Takeover(), Verdicts()
+        self._gauge, self._takeover, self._verdicts = contextlib.ExitStack(), Takeover(), Verdicts()
         self._first_batch_due = self._hook_announced = False
         self._orders: list[Any] = []  # the orders of a checkpoint, until training begins
 
@@ -179,28 +160,29 @@ class DevicePrefetcher(pl.Callback):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _active=[], _driven=weakref.WeakSet())
-        vars(self).update(_gauge=QueueGauge(), _takeover=Takeover(), _verdicts=Verdicts())
+        vars(self).update(_gauge=contextlib.ExitStack(), _takeover=Takeover(), _verdicts=Verdicts())
 
     # -- loaders ---------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Wrap the DataLoaders of this run, and show in the progress bar how full the queues are."""
         self._takeover.attach(trainer, self.device_depth)
+        self._gauge.close()
         if stage == "fit" and not quiet():
-            self._gauge.attach(trainer)
+            show_fill(trainer, self._gauge)
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Restore the orders of DataLoaders, and the rest of a cut epoch."""
-        reopen_epoch(checkpoint)
-        self._orders = checkpoint.get(ORDERS, [])
+        resume.reopen_epoch(checkpoint)
+        self._orders = checkpoint.get(resume.ORDERS, [])
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Save the orders of DataLoaders, so that a run can go on in the middle of an epoch."""
-        save_orders(trainer, driven_loaders(trainer.train_dataloader), checkpoint)
+        resume.save_orders(trainer, driven_loaders(trainer.train_dataloader), checkpoint)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Drive the training loaders, and move them to the place of a resumed run.
@@ -208,30 +190,24 @@ class DevicePrefetcher(pl.Callback):
         A run that resumes in mid-epoch calls no other hook before its first batch.
         """
         self._begin_epoch(trainer)
-        restore_loaders(trainer)
+        resume.restore_loaders(trainer)
         counters.begin_whole_epoch(trainer)
-        restore_orders(trainer, self._active, self._orders)
+        resume.restore_orders(trainer, self._active, self._orders)
         self._orders = []
         for loader in self._counted(trainer):
-            count_again(trainer, loader)
+            resume.count_again(trainer, loader)
         overfit: Any = trainer  # no type checker sees its overfit_batches
         shuffled = any(isinstance(each, AsyncLoader) and each.order.shuffle != "none" for each in self._active)
         if overfit.overfit_batches > 0 and shuffled:
-            print_line(
-                "overfit_batches takes other batches in each epoch, since the options of an AsyncLoader ask for a "
-                "shuffle or weights; leave them out",
-                logging.WARNING,
-            )
+            why = "since the options of an AsyncLoader ask for a shuffle or weights; leave them out"
+            print_line(f"overfit_batches takes other batches in each epoch, {why}", logging.WARNING)
         if not self._active:
-            print_line(
-                "DevicePrefetcher: training uses neither an AsyncLoader nor a DataLoader of torch, so nothing is "
-                "prefetched or measured; give the Trainer prefetched(loader)",
-                logging.WARNING,
-            )
+            what = "training uses neither an AsyncLoader nor a DataLoader of torch, so nothing is prefetched"
+            print_line(f"DevicePrefetcher: {what} or measured; give the Trainer prefetched(loader)", logging.WARNING)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Drive the training loaders, which Lightning may have rebuilt since the last epoch."""
-        follow_passes(trainer, self._active)
+        resume.follow_passes(trainer, self._active)
         self._begin_epoch(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -270,7 +246,7 @@ class DevicePrefetcher(pl.Callback):
         self._release(failed=True)
 
     def _release(self, *, failed: bool = False) -> None:
-        self._gauge.detach()
+        self._gauge.close()
         for loader in self._driven:
             loader._wiring.externally_driven = False
         self._tell_bad_samples()
@@ -298,9 +274,9 @@ class DevicePrefetcher(pl.Callback):
         for loader in self._active:
             if isinstance(loader, AsyncLoader):
                 loader._wiring.resuming.print_line = print_line
-                loader._wiring.steps_wanted = functools.partial(training_steps, reference, weakref.ref(loader))
+                loader._wiring.steps_wanted = functools.partial(resume.training_steps, reference, weakref.ref(loader))
             else:
-                loader.counted = functools.partial(trained, reference)
+                loader.counted = functools.partial(resume.trained, reference)
 
     def _activate(self, trainer: pl.Trainer, loaders: Any) -> None:
         self._active = driven_loaders(loaders)
@@ -338,10 +314,8 @@ class DevicePrefetcher(pl.Callback):
         on_device = streams.has_streams(loader.device) or streams.has_streams(trainer.strategy.root_device)
         if on_device and (hook := overridden_host_hook(trainer)) is not None:
             if not self._hook_announced:
-                print_line(
-                    f"{hook} is your own hook: DevicePrefetcher prefetches into host memory only, device_transform "
-                    "runs there too, and your hook moves batches to the device"
-                )
+                what = f"{hook} is your own hook: DevicePrefetcher prefetches into host memory only, device_transform "
+                print_line(f"{what}runs there too, and your hook moves batches to the device")
             self._hook_announced = True
             loader.device = "cpu"
         drive(loader, weakref.ref(trainer))
@@ -366,7 +340,7 @@ class DevicePrefetcher(pl.Callback):
         if self._first_batch_due and driven_loaders(trainer.train_dataloader) != self._active:
             self._begin_epoch(trainer)  # Lightning has built the loaders again without calling a hook
             for loader in self._counted(trainer):
-                check_begun(trainer, loader)
+                resume.check_begun(trainer, loader)
         self._step_began = time.perf_counter()
         self._prefetch()
         if self._first_batch_due:
@@ -377,13 +351,8 @@ class DevicePrefetcher(pl.Callback):
         """Start the next copy, if the readers had no batch ready before."""
         self._prefetch()
 
-    def on_train_batch_end(
-        self,
-        trainer: Any,  # a Trainer; no type checker sees its log_every_n_steps
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+    def on_train_batch_end(  # Any: no type checker sees log_every_n_steps of a Trainer
+        self, trainer: Any, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Start the next copy, if it has not started yet, and record how long this step waited."""
         self._prefetch()

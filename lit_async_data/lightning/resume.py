@@ -52,10 +52,8 @@ def training_steps(
         _check_counters(trainer, loader, done, int(total))
     placed = _resuming(loader).saved is not None or counters.unread_states(trainer)
     if trainer.ckpt_path and trainer.fit_loop.is_resuming and not placed:
-        _resuming(loader).report(
-            f"{trainer.ckpt_path} holds no place in the data: epoch {counters.epoch(trainer)} begins at its first "
-            "sample"
-        )
+        begins = f"epoch {counters.epoch(trainer)} begins at its first sample"
+        _resuming(loader).report(f"{trainer.ckpt_path} holds no place in the data: {begins}")
     _resuming(loader).done = functools.partial(_done, reference, done)
     return (int(total) - done if done < total else None), int(total)
 
@@ -99,11 +97,9 @@ def count_again(trainer: pl.Trainer, loader: AsyncLoader) -> None:
     elif saved.over:  # drop_last drops the rest; Lightning would begin an epoch without remaining batches again
         counters.set_left(trainer, 1, is_last=True)
     elif place is not None:
-        raise ResumeError(
-            f"limit_train_batches: with {trainer.limit_train_batches}, the epoch ends before the saved place, sample "
-            f"{place.position} of {loader.order.length}; raise it, or resume from another checkpoint",
-            file=_file(trainer),
-        )
+        what = f"with {trainer.limit_train_batches}, the epoch ends before the saved place, sample {place.position} of "
+        what += f"{loader.order.length}; raise it, or resume from another checkpoint"
+        raise ResumeError(f"limit_train_batches: {what}", file=_file(trainer))
 
 
 def check_begun(trainer: pl.Trainer, loader: AsyncLoader) -> None:
@@ -169,13 +165,10 @@ def restore_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], orders:
             if isinstance(loader, PrefetchedLoader) and not isinstance(loader, StatefulPrefetchedLoader):
                 saved: Any = orders[number] if number < len(orders) else None
                 if why := _why_order_is_lost(trainer, loader, saved):
-                    print_line(
-                        f"training goes on at batch {done} of {total} of epoch {epoch}, but its "
-                        f"{type(loader.loader).__name__} begins its order anew: {why}. Some samples come twice in this "
-                        "epoch and others never. Give it one of torch's samplers, use a loader with a state_dict, or "
-                        "AsyncDataModule",
-                        logging.WARNING,
-                    )
+                    line = f"training goes on at batch {done} of {total} of epoch {epoch}, but its "
+                    line += f"{type(loader.loader).__name__} begins its order anew: {why}. Some samples come twice in "
+                    line += "this epoch and others never. Give it one of torch's samplers, use a loader with a "
+                    print_line(f"{line}state_dict, or AsyncDataModule", logging.WARNING)
                     going_on.remove(loader)
                 else:
                     _check_dealing(trainer, loader, saved)
@@ -200,11 +193,9 @@ def _why_order_is_lost(trainer: pl.Trainer, loader: PrefetchedLoader, saved: Any
 def _check_dealing(trainer: pl.Trainer, loader: PrefetchedLoader, saved: Mapping[str, Any]) -> None:
     now = _dealing(trainer, loader)
     if changed := [f"{key}: {saved[key]} in the checkpoint, {now[key]} now" for key in now if saved[key] != now[key]]:
-        raise ResumeError(
-            f"{'; '.join(changed)}. A DataLoader goes on in the middle of an epoch only with the same values; restore "
-            "them. AsyncDataModule goes on with any batch_size and ranks",
-            file=_file(trainer),
-        )
+        what = f"{'; '.join(changed)}. A DataLoader goes on in the middle of an epoch only with the same values; "
+        what += "restore them. AsyncDataModule goes on with any batch_size and ranks"
+        raise ResumeError(what, file=_file(trainer))
 
 
 def steps_left(loader: AsyncLoader, place: Place, total: int) -> int:
@@ -250,19 +241,14 @@ def _check_counters(trainer: pl.Trainer, loader: AsyncLoader, done: int, total: 
         if ended or steps_left(loader, place, total) == total - done:
             return
     if why := _resuming(loader).why_over:
-        raise ResumeError(
-            f"epoch {saved.epoch} is over: {why}; but Lightning counts batches, and would not end it: add "
-            "DevicePrefetcher() to the Trainer's callbacks, which ends it, or resume from another checkpoint",
-            file=_file(trainer),
-        )
-    raise ResumeError(
-        _resuming(loader).changed_steps(saved)
-        or f"the Trainer counts {done} of {total} batches of epoch {counters.epoch(trainer)} as done, which does not "
-        f"fit the saved place, sample {saved.position} of {loader.order.length} in epoch {saved.epoch}; if "
-        "limit_train_batches or drop_last has changed, restore it, or add DevicePrefetcher() to the Trainer's "
-        "callbacks; otherwise resume from another checkpoint",
-        file=_file(trainer),
-    )
+        what = f"epoch {saved.epoch} is over: {why}; but Lightning counts batches, and would not end it: add "
+        what += "DevicePrefetcher() to the Trainer's callbacks, which ends it, or resume from another checkpoint"
+        raise ResumeError(what, file=_file(trainer))
+    what = f"the Trainer counts {done} of {total} batches of epoch {counters.epoch(trainer)} as done, which does not "
+    what += f"fit the saved place, sample {saved.position} of {loader.order.length} in epoch {saved.epoch}; if "
+    what += "limit_train_batches or drop_last has changed, restore it, or add DevicePrefetcher() to the Trainer's "
+    what += "callbacks; otherwise resume from another checkpoint"
+    raise ResumeError(_resuming(loader).changed_steps(saved) or what, file=_file(trainer))
 
 
 def without_place(trainer: pl.Trainer, done: int) -> str:

@@ -58,6 +58,7 @@ def with_training_classes(stages: Mapping[Any, Sequence[Source]]) -> dict[Any, l
     for stage, sources in renumbered.items():
         for source in sources:
             _check_kinds(source, first, stage)
+    _check_same_classes(renumbered)
     return renumbered
 
 
@@ -72,10 +73,8 @@ def with_saved_classes(
     for key, names in saved.items():
         now = found.get(key)
         if now is not None and list(now) != names:
-            raise ResumeError(
-                f"the classes of {key} are {', '.join(now)}, but were {', '.join(names)} in the checkpoint; use "
-                f"the same files, or give the field classes={names}, in the order of the checkpoint"
-            )
+            what = f"the classes of {key} are {', '.join(now)}, but were {', '.join(names)} in the checkpoint; use the "
+            raise ResumeError(f"{what}same files, or give the field classes={names}, in the order of the checkpoint")
     return renumbered
 
 
@@ -87,12 +86,11 @@ def _check_kinds(source: Source, first: Source, stage: Any) -> None:
     for key in source.spec.fields.keys() & first.spec.fields.keys():
         if (key in own) != (key in others):
             here, there = ("classes", "numbers") if key in own else ("numbers", "classes")
-            raise ConfigError(
-                f"{key} holds {here}, but {there} in the first stage; set kind: class or kind: number in both", stage
-            )
+            what = f"{key} holds {here}, but {there} in the first stage"
+            raise ConfigError(f"{what}; set kind: class or kind: number in both", stage)
 
 
-def check_same_classes(stages: Mapping[Any, Sequence[Source]]) -> None:
+def _check_same_classes(stages: Mapping[Any, Sequence[Source]]) -> None:
     """Refuse class numbers with different names in two stages. A source may lack names that another source has."""
     known: dict[str, tuple[str, dict[int, str]]] = {}
     for stage, sources in stages.items():
@@ -102,11 +100,9 @@ def check_same_classes(stages: Mapping[Any, Sequence[Source]]) -> None:
                 if contradict(names, others):
                     own, theirs = map(listed_names, (names, others))
                     every = list(dict.fromkeys([*others.values(), *names.values()]))
-                    raise ConfigError(
-                        f"the classes of {key} are {own}, but those of {first} are {theirs}: the same number would "
-                        f"mean different classes; give the field of each stage classes={every}",
-                        stage,
-                    )
+                    what = f"the classes of {key} are {own}, but those of {first} are {theirs}: the same number would "
+                    what += f"mean different classes; give the field of each stage classes={every}"
+                    raise ConfigError(what, stage)
                 known[key] = max((first, others), (stage, names), key=lambda each: len(each[1]))
 
 
@@ -132,9 +128,8 @@ def split_sources(
     """The source of each stage, and a line that describes the split, empty without one."""
     conflicting = [stage for stage, each in by_stage.items() if each is not None]
     if conflicting:
-        raise ConfigError(
-            "cannot be combined with source, split or groups, which set the source of each stage", conflicting[0]
-        )
+        what = "cannot be combined with source, split or groups, which set the source of each stage"
+        raise ConfigError(what, conflicting[0])
     if source is None:
         raise ConfigError("missing; split and groups only say how to cut it", "source")
     check_source("source", source)
@@ -159,18 +154,16 @@ def split_sources(
 
 def checked_sources(by_stage: Mapping[str, Any]) -> dict[Stage, list[Source]]:
     """The sources of each stage; only evaluation may have several."""
-    sources: dict[Stage, list[Source]] = {stage: _checked_sources(stage, by_stage[stage]) for stage in STAGES}
+    sources: dict[Stage, list[Source]] = {}
+    for stage in STAGES:
+        given, several = by_stage[stage], stage != "train"
+        is_list = several and isinstance(given, Sequence) and not isinstance(given, str)
+        sources[stage] = list(given) if is_list else [] if given is None else [given]
+        for source in sources[stage]:
+            check_source(stage, source, "a source or a list of sources" if several else "a source")
     if not any(sources.values()):
         raise ConfigError("there is no source; give one of train, val, test, predict, or source with split", "train")
     return sources
-
-
-def _checked_sources(stage: Stage, argument: Any) -> list[Source]:
-    is_list = isinstance(argument, Sequence) and not isinstance(argument, str) and stage != "train"
-    sources = argument if is_list else [] if argument is None else [argument]
-    for source in sources:
-        check_source(stage, source, "a source" if stage == "train" else "a source or a list of sources")
-    return list(sources)
 
 
 def evaluation_options(stage: Stage, options: LoaderOptions, overrides: Any) -> LoaderOptions:
@@ -266,11 +259,8 @@ def check_statistics(statistics: Any, train: Sequence[Source], device_transform:
     if statistics and not train:
         raise ConfigError("there is no source for training (train, or source)", "statistics")
     if statistics and not isinstance(device_transform, Normalize | None):
-        raise ConfigError(
-            "it makes a Normalize, and device_transform is another transform; leave one out, or put "
-            "Normalize.of(lit_async_data.statistics(source)) into yours",
-            "statistics",
-        )
+        what = "it makes a Normalize, and device_transform is another transform; leave one out, or put "
+        raise ConfigError(f"{what}Normalize.of(lit_async_data.statistics(source)) into yours", "statistics")
 
 
 def normalizing(
@@ -287,11 +277,9 @@ def normalizing(
     names = chosen_fields(source.spec, fields)
     for name in names.values():
         if name in spec and spec[name].dtype != source.spec[name].dtype:
-            raise ConfigError(
-                f"{name!r} is stored as {source.spec[name].dtype}, but a host transform converts it to "
-                f"{spec[name].dtype}, with another mean and std; convert it in device_transform, without statistics",
-                "statistics",
-            )
+            what = f"{name!r} is stored as {source.spec[name].dtype}, but a host transform converts it to "
+            what += f"{spec[name].dtype}, with another mean and std; convert it in device_transform, without statistics"
+            raise ConfigError(what, "statistics")
     axis: dict[str, Axis] = {name: wanted.kept(key, source.spec[name]) for key, name in names.items()}
     find = functools.partial(statistics, source, fields, axis=axis, cache_dir=cache_dir)
     # A rank that is not connected to rank 0 yet gets no result from it, and computes its own.

@@ -176,7 +176,8 @@ def _names_of_samples(request: PartRequest) -> dict[str, str]:
     """The dataset of each field, with a ``*`` for the name of the group, or of the dataset, that is a sample."""
     names = {key: field.dataset for key, field in request.fields.items()}
     if request.sample == "group":
-        within = {key: name if name.startswith("/") else f"{EACH}/{name}" for key, name in names.items()}
+        start = "" if request.group is None else f"{EACH}/"  # else each file is a sample
+        within = {key: name if name.startswith("/") else f"{start}{name}" for key, name in names.items()}
         return {key: name.strip("/") for key, name in within.items()}
     if request.group is not None:
         raise ConfigError("does not go with sample='dataset'; write it before the names of fields: 'images/*'", "group")

@@ -288,7 +288,8 @@ class StoredPart:
         return values[self.own_rows], coded
 
     def __str__(self) -> str:
-        return self.path if self.group == "/" else f"{self.path}:/{self.group}"
+        is_file = self.group == "/" or (self.names is not None and not self.names[0])
+        return self.path if is_file else f"{self.path}:/{self.group}"
 
     def named(self, row: int) -> str:
         at = self.clock

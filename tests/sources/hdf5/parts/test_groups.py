@@ -509,3 +509,12 @@ def test_a_dataset_that_is_no_sample_is_named(fields, error, message, dataset, t
         of_datasets(tmp_path / "x.h5", fields, group="scans")
     with pytest.raises(MissingError, match="sample='dataset'"):
         HDF5Source(tmp_path / "x.h5", ["targets/*"])
+
+
+def test_a_file_that_is_a_sample_is_named_without_a_pattern(tmp_path):
+    for number, width in enumerate((5, 6)):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["ct"] = np.zeros((4, width))
+    with pytest.raises(FormatError) as refused:
+        HDF5Source(str(tmp_path / "*.h5"), {"x": "ct"}, sample="group")
+    assert str(refused.value).startswith(f"{tmp_path}/1.h5:/ct: has samples of float64 (4, 6), but in {tmp_path}/0.h5 ")
