@@ -81,7 +81,7 @@ class SourceError(AsyncDataError):
 
     Args:
         message: As for `AsyncDataError`.
-        errors: The errors that this one stands for, if several, in the order of the samples.
+        errors: The error of each bad sample, in the order of the samples; empty if there is only one.
         **where: As for `AsyncDataError`.
 
     Example:

@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 
 def explains_names(*elsewhere: Mapping[str, str], **required: str) -> Callable[[T], T]:
-    """Makes a class or function refuse options that are unknown, missing or set later, with advice by their names."""
+    """Decorate a class or function, so that unknown, missing or later set options raise an error with advice."""
     instead = dict(itertools.chain(*(each.items() for each in reversed(elsewhere))))
 
     def decorated(kind: Any) -> Any:
@@ -172,16 +172,16 @@ class LoaderOptions:
             With a ``batch_transform``, each reader process has an equal part, and decodes all chunks that it needs.
         memory_budget: Most bytes that this loader may hold: slots, decoded chunks and cache. None: a
             quarter of the memory of this machine or container, shared by the ranks of the node.
-        timeout_s: Seconds without a batch after which the loader writes the stacks of all threads, including those of
-            reader processes, to standard error and raises `StalledError`.
+        timeout_s: Seconds without a batch after which the loader writes the stacks of all threads and of the
+            reader processes to standard error, and raises `StalledError`.
         warn_after_s: Seconds without a batch after which a warning says what each worker does; again as they double.
         restarts: How many times a new process reads a batch again after a reader process died while reading it; then
             a `WorkerError` takes its place. The order never changes.
         on_error: What happens to a sample that is missing or damaged, or on which ``sample_transform`` fails.
             ``"raise"``: an error takes the place of its batch. ``"skip"``: its batch has one sample less; the number of
             steps stays. ``"substitute"``: another sample of the epoch replaces it, the same one for any number of ranks
-            and workers and after a resume; evaluation stages of an `AsyncDataModule` skip it instead. Faults that are
-            not those of a sample, such as a lost disk, always raise an error.
+            and workers and after a resume; evaluation stages of an `AsyncDataModule` skip it instead. Faults of
+            no single sample, such as a lost disk, always raise an error.
         max_bad: Bad samples per epoch on this rank above which the run ends with an error: a number, or a share of the
             rank's samples as a float (at least 1 sample).
         quarantine: File to which each bad sample is appended once, as a line of JSON. None: one file for each rank in

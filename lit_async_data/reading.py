@@ -227,7 +227,7 @@ def _chosen(rows: Rows, stored: StoredDataset) -> range | Indices:
 
 
 def _blocks(rows: range | Indices, chunk: int, count: int) -> list[slice | Indices]:
-    """Places of rows in about ``count`` blocks, none of which shares a chunk of ``chunk`` rows with another."""
+    """Divide the places of rows into about ``count`` blocks. No two blocks read the same chunk of ``chunk`` rows."""
     cuts = np.arange(1, count) * len(rows) // max(count, 1)
     if isinstance(rows, range):
         cuts -= (rows.start + cuts) % chunk

@@ -60,7 +60,10 @@ class ToFloat:
         return _with_replaced(batch, self.fields, self._convert)
 
     def _convert(self, values: Tensor, _: Any) -> Tensor:
-        return (values.to(_compute_dtype(self.dtype, values)) / largest(values)).to(self.dtype)
+        # Half precision has no numbers above 65504, and only some integers above 2048.
+        wide = self.dtype.itemsize <= 2 and largest(values) > 255
+        compute = torch.promote_types(torch.float32, self.dtype) if wide else self.dtype
+        return (values.to(compute) / largest(values)).to(self.dtype)
 
 
 @explains_names()
@@ -265,11 +268,6 @@ def _check_spread(key: Any, found: FieldStatistics) -> None:
         if np.any(wrong):
             where = f" at {tuple(np.argwhere(wrong)[0].tolist())} of axis {found.axis}" if found.axis else ""
             raise ConfigError(f"{key!r} has {what}{where}, so it cannot be normalised; {advice}", "statistics")
-
-
-def _compute_dtype(dtype: torch.dtype, values: Tensor) -> torch.dtype:
-    """Half precision has no numbers above 65504, and only some integers above 2048."""
-    return torch.promote_types(torch.float32, dtype) if dtype.itemsize <= 2 and largest(values) > 255 else dtype
 
 
 def largest(values: Tensor) -> int:

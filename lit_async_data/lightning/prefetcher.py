@@ -159,8 +159,7 @@ class DevicePrefetcher(pl.Callback):
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _active=[], _driven=weakref.WeakSet())
-        vars(self).update(_gauge=contextlib.ExitStack(), _takeover=Takeover(), _verdicts=Verdicts())
+        vars(self).update(vars(DevicePrefetcher()) | state)
 
     # -- loaders ---------------------------------------------------------------------------------------------------
 

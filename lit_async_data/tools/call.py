@@ -1,4 +1,4 @@
-"""`Call`: a source as the arguments of a command describe it, as Python, as a command line of train.py, and built."""
+"""`Call`: a source that the arguments of a command describe. It is built, or printed as Python or for train.py."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Call:
         nulls = {key: field.pop("null") for key, field in fields.items() if isinstance(field, dict) and "null" in field}
         given = {first: self.path, **({"fields": fields} if config == "hdf5" else {}), **self.options}
         settings: dict[str, Any] = {f"data.{part}.{name}": value for name, value in given.items()}
-        if config != "hdf5" and fields:  # merged with {x: path, y: label}, of which some may have to go
+        if config != "hdf5" and fields:  # merged with {x: path, y: label} of the configuration
             settings |= {f"~data.{part}.fields.{name}": None for name in ("x", "y") if name not in fields}
             settings |= {f"{'+' * (key not in ('x', 'y'))}data.{part}.fields.{key}": fields[key] for key in fields}
         settings |= {f"+data.{part}.fields.{name}.null": null for name, null in nulls.items()}  # no key for Hydra
@@ -89,7 +89,7 @@ def _written(value: Any, *, hydra: bool = False) -> str:
         return json.dumps(value, ensure_ascii=not value.isprintable())
     if re.fullmatch(r"(?!\.+$)(?!(?i:null|true|false|nan|inf)$)[A-Za-z_./][A-Za-z0-9_./\-]*", value):
         return value
-    # A backslash, and others before it once more, precede what is special: first to OmegaConf, then to Hydra.
+    # Escape what OmegaConf, then what Hydra treats specially: double the backslashes before it, and add one.
     for special in (r"\$\{", '"|$'):
         value = re.sub(rf"(\\*)({special})", lambda found: found[1] * 2 + ("\\" + found[2]) * bool(found[2]), value)
     return f'"{value}"'

@@ -24,7 +24,7 @@ BLOCK_BYTES = 4 * 2**20  # of samples that a thread reads at a time, or one chun
 
 
 def check_all(call: Call, path: str) -> int:
-    """1 if there are bad samples."""
+    """Write the list of bad samples; returns 1 if there are any, else 0."""
     if not os.access(os.path.dirname(path) or ".", os.W_OK):
         raise ConfigError(f"{path} is in no folder that you may write to; give another path", "bad-list")
     unchecked = {} if call.source == "HDF5Source" else {"check_files": "none"}
@@ -47,7 +47,7 @@ def check_all(call: Call, path: str) -> int:
 
 
 def unreadable(source: Source, progress: Progress) -> dict[int, AsyncDataError]:
-    """The errors of all samples that cannot be read, by their numbers. An error that is no sample's fault is raised.
+    """The error of each sample that cannot be read, by its number. Raises errors that are no sample's fault.
 
     Samples are read in storage order, in blocks. A block that fails is halved, down to single samples.
     """

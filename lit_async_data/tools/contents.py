@@ -1,4 +1,4 @@
-"""The contents of HDF5 files: datasets, how each is read and why not faster, groups of equal structure; the report."""
+"""Describes HDF5 files: their datasets, how a source reads each, and groups of equal structure; prints the report."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ MOST_MEMBERS, MOST_ALONE = 20_000, 8
 
 @dataclasses.dataclass
 class Dataset:
-    """A dataset, a group that holds one, or many alike; the page on the JSON describes the attributes up to `why`."""
+    """A dataset, a group that is read as one, or several alike; docs/tools/inspect.md describes attributes to `why`."""
 
     name: str
     type: str = ""
@@ -105,7 +105,7 @@ SHOWN = [field.name for field in dataclasses.fields(Dataset)][:11]
 
 
 def datasets_of(group: Any, seen: set[h5py.Group], path: str = "") -> Iterator[Dataset]:
-    """Below a group, apart from those of groups that were seen before."""
+    """The datasets below a group. Skips groups in ``seen``, to which several links may lead."""
     conventions = _conventions(group, path)
     for node in _datasets_of(group, seen, path):
         own = node.name.removeprefix(path).strip("/")
@@ -114,7 +114,7 @@ def datasets_of(group: Any, seen: set[h5py.Group], path: str = "") -> Iterator[D
 
 
 def _conventions(group: Any, path: str) -> Mapping[str, dict[str, Any]]:
-    """What a format says of the datasets below a group, by a pattern of their names."""
+    """The roles that a format gives to the datasets below a group, by patterns of their names."""
     nexus, signal, axes = (_texts(group.attrs.get(name, ())) for name in ("NX_class", "signal", "axes"))
     if nexus == ["NXdata"] and signal:
         grid = len(axes) == 2 and "." not in axes and not has_word(axes[0], _REPEATED)
@@ -154,14 +154,14 @@ def _datasets_of(group: Any, seen: set[h5py.Group], path: str) -> Iterator[Datas
 
 
 def _member(group: Any, each: str, name: str) -> Any:
-    """None if it cannot be read, of which the source says why."""
+    """The member; None if it cannot be read: the error of the source then gives the reason."""
     with contextlib.suppress(FormatError, *LIBRARY_ERRORS):
         refuse_external_link(group.file, name)
         return group[each]
 
 
 def _merged(found: Sequence[Dataset], path: str, members: int) -> Iterator[Dataset]:
-    """One for many of which only numbers in names, or all names, differ, and lengths."""
+    """Yield one `Dataset` for many that differ only in length and in a number in their names, or in their names."""
     alike = collections.defaultdict[object, list[Dataset]](list)
     only = path and len({node.structure for node in found}) == 1
     only = only and (len(found[0].shape) != 1 or len({node.shape for node in found}) > 1)  # else they may be columns
@@ -187,7 +187,7 @@ def _lengths(nodes: Sequence[Dataset]) -> tuple[int, int] | None:
 
 
 def _name_of(names: Sequence[str]) -> str:
-    """One name for all, with a ``*`` for what differs."""
+    """The common name, with a ``*`` in place of the part that differs."""
     begin, end = common_start(names), common_start([each[::-1] for each in names])[::-1]
     if len({re.sub(r"\d+", "0", each) for each in names}) > 1:  # more than numbers
         begin, end = begin[: begin.rfind("/") + 1], "." * ("." in end) + end.partition(".")[2]
@@ -326,7 +326,7 @@ def scopes_of(nodes: Sequence[Dataset], parent: str = "") -> list[Scope]:
 
 
 def of_training(names: Iterable[str]) -> list[str]:
-    """Without the names of other stages, if some are of training. A common start does not count."""
+    """Leave out validation and test, if some names are of training. The start that all names share does not count."""
     every = list(names)
     begin = len(common_start(every).rpartition("/")[0])
     training = [name for name in every if has_word(name[begin:], TRAINING, whole=True)]
@@ -351,7 +351,7 @@ class ColumnReport:
 
 @dataclasses.dataclass(frozen=True)
 class Suggestion:
-    """What a sample may be, and the call that builds the source; once that has worked, what it builds."""
+    """A proposal: the call that builds a source; and once it was built, its samples, fields and way of reading."""
 
     title: str
     call: Call
@@ -374,7 +374,7 @@ class Report:
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def suggest(self, candidates: Sequence[Suggestion]) -> None:
-        """Add the first whose source can be built, and a sample read; else a note why the likeliest cannot."""
+        """Add the first candidate whose source can be built and read; if there is none, note the error of the first."""
         errors = list[str]()
         for each in candidates:
             try:

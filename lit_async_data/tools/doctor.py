@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import lit_async_data  # of which torch, which takes a second to import, is imported when a loader is built
+import lit_async_data  # imports torch, which takes a second, only when a loader is built
 from lit_async_data.engine.resources.memory import readable
 from lit_async_data.engine.resources.plan import cores
 from lit_async_data.errors import ConfigError, counted
@@ -29,8 +29,8 @@ from lit_async_data.tools.call import add_source_arguments, override
 from lit_async_data.tools.inspect import given_call
 from lit_async_data.tools.terminal import as_json, indented, section, shapes, table
 
-CLOSE = 0.9  # of settings whose rates are this close, the simpler one is taken: measurements differ by as much
-MOST_TIMES = 4  # a slow loader is measured for at most this many times the seconds that it should take
+CLOSE = 0.9  # rates above this share of the best count as equal: measurements differ by as much
+MOST_TIMES = 4  # a measurement of a slow loader takes at most this many times its seconds
 GROUPS = 2  # groups of the chunk shuffle that a measurement spans: work comes with each new group
 
 
@@ -133,7 +133,7 @@ def best(trials: Sequence[Trial]) -> int:
 def measured(loader: lit_async_data.AsyncLoader, seconds: float) -> Rate:
     """Take batches of a new loader as fast as they come, and close it.
 
-    The first batch of each reader does not count: with it, a reader imports what it decodes with.
+    The first batch of each reader does not count, since the reader imports its decoders with it.
     """
     order = loader.order.chunk_order
     least = min(order.length, GROUPS * order.width * order.rows) if order is not None else 0

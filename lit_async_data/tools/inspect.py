@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def given_call(paths: Sequence[str], arguments: argparse.Namespace, *, whole: bool = False) -> Call:
-    """Without ``--fields``, the source that ``inspect`` suggests, or ``whole`` files. Encoded images are decoded."""
+    """The source of a command; without ``--fields``, as ``inspect`` suggests it. ``whole``: of the test files, too."""
     call = given_source(paths, arguments)
     if call.fields and call.source != "HDF5Source":
         return call
@@ -148,7 +148,7 @@ def hdf5_report(given: Sequence[str], *, suggest: bool = True) -> Report:
 
 
 def suggestions(scope: Scope, notes: list[str]) -> list[Suggestion]:
-    """The likeliest first; a note says why there is none."""
+    """Proposals for a scope, the likeliest first; if there is none, a note gives the reason."""
     known = [n for n in scope.nodes if n.reading and n.kind != "metadata" and not has_word(n.name, _PARAMETERS)]
     each, found = [n for n in known if n.each and not scope.group], list[Suggestion]()
     labels = [n.each for n in each if has_word(n.name, LABELS, whole=True)]
@@ -253,13 +253,13 @@ def name_of(given: Given) -> str:
 
 
 def _score(node: Dataset) -> float:
-    """The largest dataset, unless its name is that of a label."""
+    """Larger datasets have larger scores; the name of a label or a deep path lowers the score."""
     nbytes = math.prod((*node.shape[:1], *node.decoding["image_size"])) if node.decoding else node.bytes
     return math.log10(nbytes + 1) - 3 * has_word(node.name, f"{MASKS}|{LABELS}") - 0.5 * node.name.count("/")
 
 
 def _axis(x: Dataset, label: Dataset) -> int | None:
-    """The axis that counts the samples of a label: the first, else the last."""
+    """The axis of ``x`` that is as long as the label: the first axis, else the last."""
     count = max(label.shape) if label.flat else label.shape[0]
     places = () if x.one_image else (0,) if x.kind else (0, len(x.shape) - 1)
     places = places if x.samples is None else (x.samples % len(x.shape),)
@@ -267,7 +267,7 @@ def _axis(x: Dataset, label: Dataset) -> int | None:
 
 
 def layout_of(shape: Sequence[int], axis: int) -> str | None:
-    """The layout to give a source, whose samples an axis counts; None if it needs none."""
+    """The letters of a layout with the samples on ``axis``; None if the source needs no layout."""
     rest, places = [n for place, n in enumerate(shape) if place != axis], list[int]()
     for place in (len(rest) - 1, 0) if len(rest) > 1 else ():
         n, least = rest[place], min(rest[:place] + rest[place + 1 :])
@@ -314,7 +314,7 @@ def sized_images(suggestion: Suggestion) -> Suggestion:
 
 @contextlib.contextmanager
 def heard(notes: list[str]) -> Iterator[None]:
-    """What the package logs becomes notes, each once."""
+    """Add the lines that the package logs to the notes, each once."""
     log, handler = logging.getLogger("lit_async_data"), BufferingHandler(1000)
     log.addHandler(handler)
     try:
@@ -325,7 +325,7 @@ def heard(notes: list[str]) -> Iterator[None]:
 
 
 def _column(table: Table, name: str, root: RootDirectory) -> ColumnReport:
-    """As `ManifestSource` takes it, without the rows that have no value, or why it does not."""
+    """Describe a column as `ManifestSource` reads it, without rows that lack a value; or why it cannot be a field."""
     array, distinct, why, given = table.array(name), None, "", len(table) - len(table.missing(name))
     # Neither lists nor bytes have such a count.
     with contextlib.suppress(arrow().ArrowException, TypeError):
@@ -352,7 +352,7 @@ def _column(table: Table, name: str, root: RootDirectory) -> ColumnReport:
 
 
 class _Columns:
-    """`labels` have names of labels, then classes that repeat."""
+    """The columns of a table. `labels` holds columns with the name of a label, then columns of repeated classes."""
 
     def __init__(self, path: str) -> None:
         self.path, self.files, self.options = path, files_of(path), dict[str, Any]()
@@ -370,7 +370,7 @@ class _Columns:
         self.labels += [c for c in known if (c.distinct or 0) <= max(len(self.table) // 2, 2)]
 
     def suggestions(self) -> list[Suggestion]:
-        """The likeliest first; none if there are neither files nor numbers."""
+        """Proposals, the likeliest first; none for a table without files and numbers."""
         files, options, what = [c for c in self.columns if c.kind in _FILES], dict(self.options), "rows"
         numbers = [c for c in self.columns if c.kind == "number" and not has_word(c.name, _OTHERS)]
         numbers = [c for c in numbers if c not in self.labels[:1]]

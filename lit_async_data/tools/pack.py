@@ -44,7 +44,7 @@ PIECE_BYTES, MOST_PIECE_BYTES = 4 * 2**20, 64 * 2**20
 PARTS = "parts"  # the group of the sections, where the parts of the input stay apart
 FILTERS = {"deflate": ("gzip", 6), "zstd": (ZSTD, (3,)), "lz4": (LZ4, (0,))}  # that undo each codec, and options
 NAMES = ("none", *FILTERS)
-# A sample of this size has a chunk of its own: any order decodes exactly what it needs. Smaller ones share chunks.
+# Samples of this size have a chunk each, so that any order decodes only its samples. Smaller samples share chunks.
 ALONE_BYTES, CHUNK_BYTES = 4096, 64 * 1024
 # Smaller samples, such as labels, are never compressed; nor are chunks that only libhdf5 could read.
 LEAST_BYTES, MOST_CHUNK_BYTES = 64, 2**30
@@ -193,7 +193,7 @@ class PackedField:
     channel: int | None  # axis of the stored sample
     classes: tuple[str, ...]
     packing: Mapping[str, Any]  # attributes that say how to unpack the values (NetCDF)
-    missing: bool  # whether it is stored as codes of which some are −1, for no class
+    missing: bool  # whether some of its codes are −1, for no class
     chunk: int = 0  # samples per chunk; 0 if it is contiguous
     shuffle: bool = False
 
@@ -264,7 +264,7 @@ def planned(source: Source, codec: str, chunk: int | None, *, keep_parts: bool) 
 
 
 def _chunked(field: PackedField, tried: Array, codec: str, chunk: int | None, *, auto: bool) -> PackedField:
-    """The field in chunks, if that pays for the samples that were tried."""
+    """The field in chunks, if chunks save enough bytes of the tried samples."""
     nbytes, values = math.prod(field.shape) * field.dtype.itemsize, tried.astype(field.dtype, copy=False)
     small = auto and chunk is None and nbytes < ALONE_BYTES
     if small or nbytes < LEAST_BYTES or nbytes * (chunk or 1) > MOST_CHUNK_BYTES:
@@ -420,7 +420,7 @@ def _compare(source: Source, plan: Plan, part: str, columns: Iterable[str], prog
 
 
 def _column(source: Source, name: str) -> Array:
-    """As it is stored: texts as text, missing ones as empty."""
+    """The values as pack stores them: text as str, empty where it is missing."""
     values = source.column(name)
     texts = values.tolist() if values.dtype.kind in "OUS" else None
     return values if texts is None else np.array(["" if each is None else str(each) for each in texts], object)

@@ -1,4 +1,4 @@
-"""What reports are written of: tables, sections, and numbers for people; work in threads, and its progress."""
+"""Tables, sections and JSON of reports; work in threads with a progress bar."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Piece(NamedTuple):  # samples that one thread works on
 def in_threads(
     work: Callable[[Piece], _T], pieces: Iterable[Piece], step: str, source: Source, progress: Progress
 ) -> Generator[tuple[Piece, _T], None, None]:
-    """Each piece, in order, with the result of some work on it, done in as many threads as there are cores."""
+    """Do the work on all pieces in one thread per core; yields each piece with its result, in order."""
     threads, sample_bytes, done = usable_cores(), source.spec.nbytes, 0
     total = sample_bytes * len(source)
     progress(step, 0, total)
