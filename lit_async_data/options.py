@@ -10,7 +10,7 @@ import numbers
 import os
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,8 @@ from lit_async_data.errors import ConfigError
 # Numbers as an option. For npt.ArrayLike alone, jsonargparse refuses lists and turns single numbers into complex ones.
 ArrayLike = float | Sequence[Any] | npt.ArrayLike
 
-SHUFFLES = ("none", "chunk", "global", "auto")
 Shuffle = Literal["none", "chunk", "global", "auto"]
-WORKER_KINDS = ("auto", "thread", "process")
 WorkerKind = Literal["auto", "thread", "process"]
-ON_ERROR = ("raise", "skip", "substitute")
 OnError = Literal["raise", "skip", "substitute"]
 
 # Options of other loaders, mostly of torch.utils.data.DataLoader, and their replacements here.
@@ -243,9 +240,9 @@ class LoaderOptions:
     def __post_init__(self) -> None:
         if isinstance(self.shuffle, bool):
             object.__setattr__(self, "shuffle", "auto" if self.shuffle else "none")
-        if self.shuffle not in (*SHUFFLES, None):
-            raise ConfigError(f"{self.shuffle!r} is not one of {', '.join(SHUFFLES)}, true, false, null", "shuffle")
-        one_of("worker_kind", self.worker_kind, WORKER_KINDS)
+        if self.shuffle not in (*(known := get_args(Shuffle)), None):
+            raise ConfigError(f"{self.shuffle!r} is not one of {', '.join(known)}, true, false, null", "shuffle")
+        one_of("worker_kind", self.worker_kind, get_args(WorkerKind))
         if self.workers != "auto":
             self._check_int("workers", 0, MAX_WORKERS, also="'auto'")
         self._check_int("batch_size", 1)
@@ -290,7 +287,7 @@ class LoaderOptions:
 
     def _check_bad_samples(self) -> None:
         most: Any = self.max_bad
-        one_of("on_error", self.on_error, ON_ERROR)
+        one_of("on_error", self.on_error, get_args(OnError))
         whole = isinstance(most, int) and not isinstance(most, bool) and most >= 0
         if not whole and not (isinstance(most, float) and 0 <= most <= 1):
             what = f"{most!r} is neither a number of samples, such as 10, nor a share from 0.0 to 1.0"

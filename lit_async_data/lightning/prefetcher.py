@@ -198,11 +198,17 @@ class DevicePrefetcher(pl.Callback):
         overfit: Any = trainer  # no type checker sees its overfit_batches
         shuffled = any(isinstance(each, AsyncLoader) and each.order.shuffle != "none" for each in self._active)
         if overfit.overfit_batches > 0 and shuffled:
-            why = "since the options of an AsyncLoader ask for a shuffle or weights; leave them out"
-            print_line(f"overfit_batches takes other batches in each epoch, {why}", logging.WARNING)
+            print_line(
+                "overfit_batches takes other batches in each epoch, since the options of an AsyncLoader ask for a "
+                "shuffle or weights; leave them out",
+                logging.WARNING,
+            )
         if not self._active:
-            what = "training uses neither an AsyncLoader nor a DataLoader of torch, so nothing is prefetched"
-            print_line(f"DevicePrefetcher: {what} or measured; give the Trainer prefetched(loader)", logging.WARNING)
+            print_line(
+                "DevicePrefetcher: training uses neither an AsyncLoader nor a DataLoader of torch, so nothing is "
+                "prefetched or measured; give the Trainer prefetched(loader)",
+                logging.WARNING,
+            )
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Drive the training loaders, which Lightning may have rebuilt since the last epoch."""

@@ -165,10 +165,13 @@ def restore_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], orders:
             if isinstance(loader, PrefetchedLoader) and not isinstance(loader, StatefulPrefetchedLoader):
                 saved: Any = orders[number] if number < len(orders) else None
                 if why := _why_order_is_lost(trainer, loader, saved):
-                    line = f"training goes on at batch {done} of {total} of epoch {epoch}, but its "
-                    line += f"{type(loader.loader).__name__} begins its order anew: {why}. Some samples come twice in "
-                    line += "this epoch and others never. Give it one of torch's samplers, use a loader with a "
-                    print_line(f"{line}state_dict, or AsyncDataModule", logging.WARNING)
+                    print_line(
+                        f"training goes on at batch {done} of {total} of epoch {epoch}, but its "
+                        f"{type(loader.loader).__name__} begins its order anew: {why}. Some samples come twice in this "
+                        "epoch and others never. Give it one of torch's samplers, use a loader with a state_dict, or "
+                        "AsyncDataModule",
+                        logging.WARNING,
+                    )
                     going_on.remove(loader)
                 else:
                     _check_dealing(trainer, loader, saved)

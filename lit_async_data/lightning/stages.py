@@ -100,9 +100,9 @@ def _check_same_classes(stages: Mapping[Any, Sequence[Source]]) -> None:
                 if contradict(names, others):
                     own, theirs = map(listed_names, (names, others))
                     every = list(dict.fromkeys([*others.values(), *names.values()]))
-                    what = f"the classes of {key} are {own}, but those of {first} are {theirs}: the same number would "
-                    what += f"mean different classes; give the field of each stage classes={every}"
-                    raise ConfigError(what, stage)
+                    what = f"the classes of {key} are {own}, but those of {first} are {theirs}"
+                    cure = f"the same number would mean different classes; give the field of each stage classes={every}"
+                    raise ConfigError(f"{what}: {cure}", stage)
                 known[key] = max((first, others), (stage, names), key=lambda each: len(each[1]))
 
 
@@ -212,8 +212,7 @@ def stage_transforms(name: str, argument: ByStage) -> dict[str, Function | None]
     transforms: dict[str, Function | None] = {}
     for stage in STAGES:
         key = "eval" if stage != "train" and stage not in functions else stage
-        function = functions.get(key)
-        where = f"{name}.{key}, stage {stage}"
+        function, where = functions.get(key), f"{name}.{key}, stage {stage}"
         transforms[stage] = None if function is None else StageTransform(function, where)
     return transforms
 
