@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import gc
-import logging
 import os
 import threading
 import weakref
@@ -46,24 +45,6 @@ def test_an_iterator_has_one_pass_and_that_is_said_once(caplog, made, depth):
         assert "used up" not in caplog.text
         assert list(batches) == list(batches) == []
     assert caplog.text.count("is an iterator, which its first pass has used up") == 1
-
-
-def test_a_pass_ends_before_the_next_begins(monkeypatch):
-    """1. A pass is left while the thread is in `next`. 2. Another is begun: `iter` waits for that `next`, since a
-    loader with persistent workers has one iterator for all passes."""
-    monkeypatch.setattr(supervisor, "THREADS_S", 0.01)
-    loader = Loader(gate=threading.Semaphore(0))
-    with prefetched(loader, device="cpu") as batches:
-        next(batches)
-        assert loader.waiting.wait(LONG)
-
-        def let_it_end(*_):
-            monkeypatch.setattr(supervisor, "THREADS_S", LONG)
-            loader.gate.release(99)
-
-        monkeypatch.setattr(logging.Logger, "warning", let_it_end)  # called while it waits
-        assert steps(batches) == list(range(6))
-        assert loader.log == ["iter", "iter"]
 
 
 def test_a_fork_is_told(monkeypatch):
@@ -220,13 +201,7 @@ def test_the_depth_can_be_changed_in_the_middle_of_a_pass():
 
 
 @pytest.mark.parametrize(
-    ("error", "at", "depth"),
-    [
-        (MineError(1, 2), 0, 1),
-        (MineError(1, 2), 4, 10),
-        (TimeoutError(), 2, 0),
-    ],
-    ids=repr,
+    ("error", "at", "depth"), [(MineError(1, 2), 0, 1), (MineError(1, 2), 4, 10), (TimeoutError(), 2, 0)], ids=repr
 )
 def test_an_error_comes_at_its_place_as_it_was_raised_and_the_rest_after_it(error, at, depth, anywhere):
     with prefetched(Loader(5, fail={at: error}), depth, device="cpu") as batches:
@@ -311,6 +286,8 @@ def test_a_long_wait_is_worth_a_line(monkeypatch):
 
 
 def test_a_pass_that_waits_for_a_next_of_the_pass_before_says_so(monkeypatch):
+    """1. A pass is left while the thread is in `next`. 2. Another is begun: `iter` waits for that `next`, since a
+    loader with persistent workers has one iterator for all passes."""
     gate, waiting, said = threading.Semaphore(1), threading.Event(), []
 
     def gated():
