@@ -26,7 +26,10 @@ def started_by_lightning(program, ranks, folder):
 
 
 def started_by_srun(program, ranks, folder):
+    """Without a file as main module: workers of a DataLoader would import it, for seconds."""
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    code = "import sys; from support.ranks import rank_program; rank_program.main(*sys.argv[1:])"
+    program = [program[0], "-c", code, *program[2:]]
     return [(program, environment(folder, "77", rank=rank, ranks=ranks) | address) for rank in range(ranks)]
 
 
@@ -35,7 +38,6 @@ def started_one_by_one(program, ranks, folder):
 
 
 def started_by_torchrun(program, ranks, folder):
-    """One agent per node, each with one process."""
     agent = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={ranks}", "--nproc-per-node=1"]
     agent += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     return [([*agent, f"--node-rank={node}", *program[1:]], {}) for node in range(ranks)]
@@ -131,7 +133,6 @@ def check_test_and_predict(facts):
 
 
 def check_resumed(facts, ranks):
-    """The steps of the other batch size take the next samples of the order, from the place of the checkpoint on."""
     for epoch, done in enumerate([SAVED * BATCH * ranks, *[0] * (EPOCHS - 1)]):
         rest = planned(LONG, epoch, 0, 1).samples(np.arange(done, LONG)).tolist()
         for step, dealt in enumerate(zip(*(fact["train"][epoch] for fact in facts), strict=True)):
@@ -141,7 +142,6 @@ def check_resumed(facts, ranks):
 
 
 def check_wrapped(found):
-    """The callback changes nothing for somebody's DataLoaders: each rank has its own samples, or an error says how."""
     for workers, names in DEALT.items():
         for name in names:
             assert found(f"{name}-{workers}-1") == found(f"{name}-{workers}-0")
@@ -159,7 +159,6 @@ def check_wrapped(found):
 
 
 def check_said(outputs):
-    """Rank 0 says how long the slowest waited, and which one that is; the others say nothing."""
     said = [[line for line in output.splitlines() if " waited " in line] for output in outputs]
     epochs = [line for line in said[0] if line.startswith("epoch ")]
     assert epochs

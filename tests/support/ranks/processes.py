@@ -28,7 +28,6 @@ def free_port():
 
 
 def send(number, child):
-    """Sends a signal to a process and to all that it has started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, number)
 

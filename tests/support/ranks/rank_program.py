@@ -23,8 +23,6 @@ from support.lightning.trainer import trainer as quiet_trainer
 from support.ranks import wrapped_loaders
 from support.ranks.processes import leave_process_group
 
-if __name__ in ("__main__", "__mp_main__"):  # a rank, and not a test that imports these numbers
-    display.LEAST_S, display.LEAST_STEPS = 0.0, 1  # short epochs are spoken of, too
 BATCH, EPOCHS = 4, 2
 # Samples that leave a rest: of several samples per rank, of fewer samples than ranks, and of none.
 LENGTHS = 22, 25, 24
@@ -97,8 +95,6 @@ class Noting(Learning):
 
 
 class Saving(Noting):
-    """Saves a checkpoint after some batches of the first epoch."""
-
     def on_train_batch_end(self, outputs, batch, number):
         if (self.current_epoch, number + 1) == (0, SAVED):
             self.trainer.save_checkpoint(f"{self.folder}/saved.ckpt")
@@ -115,8 +111,6 @@ def write(folder, name, rank, found):
 
 
 class Predictor(Noting):
-    """Predicts what a `PredictionWriter` shall write."""
-
     def predict_step(self, batch, number):
         return predicted_of(batch["y"])
 
@@ -199,10 +193,7 @@ def fabric(folder, ranks):
     theirs = fabric.setup_dataloaders(DataLoader(numbers, batch_size=BATCH, shuffle=True), move_to_device=False)
     options = {"batch_size": BATCH, "shuffle": True, "return_indices": True}
     ours = {"rank": fabric.global_rank, "world_size": fabric.world_size, "device": fabric.device}
-    with (
-        AsyncLoader(source(LENGTHS[0]), options, **ours) as alone,
-        prefetched(theirs, device=fabric.device) as loader,
-    ):
+    with AsyncLoader(source(LENGTHS[0]), options, **ours) as alone, prefetched(theirs, device=fabric.device) as loader:
         for name, batches, epochs in ((f"{LENGTHS[0]} samples", alone, EPOCHS), ("prefetched", loader, 1)):
             found = []
             for _ in range(epochs):
@@ -213,8 +204,13 @@ def fabric(folder, ranks):
             write(folder, name, fabric.global_rank, {"train": found})
 
 
-if __name__ == "__main__":
+def main(folder, way, ranks):
+    display.LEAST_S, display.LEAST_STEPS = 0.0, 1  # short epochs are spoken of, too
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    globals()[sys.argv[2]](sys.argv[1], int(sys.argv[3]))
+    globals()[way](folder, int(ranks))
     leave_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -64,8 +64,7 @@ def write_all(folder):
     # A worker that is forked beside gloo's threads may hang before its first line, with or without the callback:
     # Python before 3.11.8 waits there for a lock that such a thread held (gh-112275).
     torch.multiprocessing.set_start_method("forkserver", force=True)
-    # What the main module imports, which a worker would import itself, in seconds.
-    multiprocessing.set_forkserver_preload(["support.ranks.rank_program"])
+    multiprocessing.set_forkserver_preload(["support.lightning.rows"])
     for workers, names in DEALT.items():
         for name in names:
             for callbacks in ([], [DevicePrefetcher()]):
