@@ -11,7 +11,6 @@ from lit_async_data.order.plan import EpochPlan, Schedule
 
 
 def new_cursor(*, shuffled=True):
-    """Epochs of three steps."""
     shuffle = "global" if shuffled else "none"
     return EpochCursor(
         Schedule(lambda **at: EpochPlan(length=10, batch_size=4, shuffle=shuffle, seed=0, **at), shuffled=shuffled)

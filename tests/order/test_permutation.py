@@ -25,7 +25,7 @@ def test_another_key_is_another_order(n, key):
     assert not np.array_equal(Permutation(n, key)(np.arange(n)), Permutation(n, key ^ 1)(np.arange(n)))
 
 
-@pytest.mark.parametrize("n", [*(pytest.param(n, marks=pytest.mark.long) for n in (2, 3, 10)), 5, 65])
+@pytest.mark.parametrize("n", [*(pytest.param(n, marks=pytest.mark.long) for n in (2, 3, 5, 10)), 65])
 def test_every_element_is_equally_likely_at_every_position(n):
     """Chi-squared over 1000 keys; the mean of the statistic is its (n − 1)² degrees of freedom."""
     keys = 1000
@@ -36,19 +36,6 @@ def test_every_element_is_equally_likely_at_every_position(n):
     freedom = (n - 1) ** 2
     chi2 = ((counts - expected) ** 2 / expected).sum()
     assert abs(chi2 - freedom) < 6 * np.sqrt(2 * freedom)
-
-
-@pytest.mark.parametrize("n", [100, 1797, 4096, 5000])
-def test_neighbours_end_up_apart(n):
-    """The mean distance of successive elements is n/3, as in a random order, and elements stay in place no more often
-    than by chance."""
-    distances, fixed = [], []
-    for key in range(50):
-        order = Permutation(n, derived_key(key, 7))(np.arange(n))
-        distances.append(np.abs(np.diff(order)).mean() / n)
-        fixed.append((order == np.arange(n)).sum())
-    assert abs(np.mean(distances) - 1 / 3) < 0.01
-    assert np.mean(fixed) < 2
 
 
 def test_a_position_outside_is_refused():
