@@ -25,16 +25,8 @@ pytestmark = WARNINGS
 
 
 WAYS = {"read in the loop": (0, False), "read by a thread, copied": (1, True)}
-WORKERS_TELL = (  # programs whose facts differ with workers: in a message, a number, or random draws
-    *(
-        "an error in a dataset",
-        "a module reads attributes",
-        "dataloaders with options={'timeout'",
-    ),
-    "persistent workers",
-)
-
-
+# Programs whose facts differ with workers: in a message, a number, or random draws.
+WORKERS_TELL = "an error in a dataset", "a module reads", "dataloaders with options={'timeout'", "persistent workers"
 # Each of these starts processes: a few show what all of them show in a long run.
 FEW = ["loaders of a datamodule", "a dataset without a length options={}", "an error in a dataset", "early stopping"]
 MATRIX = [

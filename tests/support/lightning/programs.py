@@ -2,13 +2,11 @@
 
 import gc
 import os
-import random
-import signal
 import sys
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, SequentialSampler, TensorDataset
+from torch.utils.data import BatchSampler, SequentialSampler
 
 from lit_async_data import AsyncLoader, DevicePrefetcher, LoaderOptions, prefetched
 from lit_async_data.testing import ArraySource
@@ -28,22 +26,7 @@ def loaders_as_arguments(run):
     run.fit(run.load(shuffle=True), run.val(), max_epochs=3)
 
 
-@program
-def loaders_of_the_module(run):
-    model = run.model
-    model.train_dataloader = lambda: run.load(shuffle=True)
-    model.val_dataloader = run.val
-    model.test_dataloader = lambda: run.load(5)
-    model.predict_dataloader = lambda: run.load(7)
-    fit = run.fit(max_epochs=2)
-    fit.validate(model, verbose=False)
-    fit.test(model, verbose=False)
-    run.note([part.tolist() for part in fit.predict(model)])
-
-
 class Theirs(pl.LightningDataModule):
-    """A typical DataModule of a user."""
-
     def __init__(self, run, batch_size=BATCH, *, shuffle=True):
         super().__init__()
         self.run, self.batch_size, self.shuffle, self.calls = run, batch_size, shuffle, []
@@ -85,8 +68,6 @@ def loaders_of_a_datamodule(run):
 
 
 class Several(Learner):
-    """Trains on a dict or list of batches from several loaders."""
-
     def training_step(self, batch, number):
         parts = batch.items() if isinstance(batch, dict) else enumerate(batch)
         losses = []
@@ -116,31 +97,9 @@ def combined_loaders(run, mode):
 
 
 @program
-def several_loaders_in_every_evaluation(run):
-    model, several = run.model, [run.val(), run.val(3), run.load(9)]
-    fit = run.trainer(limit_val_batches=2)
-    fit.validate(model, several, verbose=False)
-    fit.test(model, several, verbose=False)
-    run.note([[part.tolist() for part in loader] for loader in fit.predict(model, several)])
-
-
-@program
 def one_loader_for_training_and_validation(run):
     loader = run.load()
     run.fit(loader, loader, max_epochs=2, val_check_interval=2)
-
-
-@program
-def another_iterable_beside_a_dataloader(run):
-    class Batches:
-        def __iter__(self):
-            return ({"x": torch.full((2, WIDTH), float(n)), "index": torch.tensor([n, n])} for n in range(len(self)))
-
-        def __len__(self):
-            return 3
-
-    run.fit(run.load(), [run.val(), Batches()], max_epochs=2)
-    run.trainer().fit(Learner(), Batches())
 
 
 @program
@@ -176,13 +135,6 @@ class ByEpoch(SequentialSampler):
 
 
 @program
-def a_sampler_that_is_told_the_epoch(run):
-    data = Numbers()
-    sampler = ByEpoch(data)
-    run.fit(run.load(dataset=data, sampler=sampler), run.val(), max_epochs=3)
-
-
-@program
 def a_batch_sampler_of_the_user(run):
     data = Numbers()
     run.fit(run.load(dataset=data, batch_sampler=BatchSampler(ByEpoch(data), 3, drop_last=True)), max_epochs=3)
@@ -206,37 +158,9 @@ def persistent_workers(run):
     gc.collect()  # drops Lightning's references to the loaders, whose workers end with them
 
 
-@program
-def a_generator_of_the_user(run):
-    run.fit(run.load(shuffle=True, generator=torch.Generator().manual_seed(3)), run.val(), max_epochs=3)
-
-
-@program
-def seeds_of_workers(run):
-    def seeded(number):
-        random.seed(torch.initial_seed())
-
-    run.fit(run.load(shuffle=True, worker_init_fn=seeded if run.workers else None), max_epochs=2)
-
-
 @program(options=[{}, {"limit_train_batches": 2}, {"val_check_interval": 2}, {"max_steps": 3}, {"overfit_batches": 2}])
 def a_dataset_without_a_length(run, options):
     run.fit(run.load(dataset=Stream()), run.load(dataset=Stream(5)), **{"max_epochs": 2} | options)
-
-
-@program
-def evaluation_without_a_length(run):
-    fit = run.trainer()
-    fit.validate(run.model, run.load(dataset=Stream(5)), verbose=False)
-    fit.test(run.model, [run.load(dataset=Stream(5)), run.load(3)], verbose=False)
-    run.note([part.tolist() for part in fit.predict(run.model, run.load(dataset=Stream(9)))])
-
-
-@program
-def tensors_without_names(run):
-    run.model.training_step = lambda batch, batch_idx: run.note(batch[1].tolist()) or run.model.layer(batch[0]).mean()
-    data = TensorDataset(torch.arange(14.0)[:, None].expand(-1, WIDTH).contiguous(), torch.arange(14))
-    run.fit(run.load(dataset=data, shuffle=True), max_epochs=2)
 
 
 # Predictions, hooks of batches, and steps that do more than to return a loss.
@@ -328,21 +252,14 @@ EarlyStopping, ModelCheckpoint = pl.callbacks.EarlyStopping, pl.callbacks.ModelC
 @program(
     options=[
         {"num_sanity_val_steps": -1},
-        {"limit_train_batches": 0.5, "limit_val_batches": 0.5},
         {"limit_val_batches": 0},
-        {"limit_train_batches": 0},
-        {"max_steps": 6, "max_epochs": 5},
         {"val_check_interval": 0.25},
         {"val_check_interval": 3, "check_val_every_n_epoch": None, "max_epochs": 4},
-        {"check_val_every_n_epoch": 2, "max_epochs": 4},
         {"overfit_batches": 0.5},
         {"fast_dev_run": 3},
         {"reload_dataloaders_every_n_epochs": 2, "max_epochs": 4, "num_sanity_val_steps": 1},
         {"accumulate_grad_batches": 2, "max_steps": 3, "max_epochs": 9},
-        {"max_epochs": 0},
-        {"min_epochs": 2, "max_epochs": 4, "max_steps": 7},
         {"precision": "64-true"},
-        {"precision": "bf16-mixed"},
         {"inference_mode": False, "num_sanity_val_steps": 1},
         {"use_distributed_sampler": False},
         {"barebones": True, "logger": None, "enable_checkpointing": None, "num_sanity_val_steps": None}
@@ -359,39 +276,12 @@ def the_trainer_with(run, options):
     run.fit(**{"max_epochs": 2} | options)
 
 
-@program(limit=[0.5, 0])
-def limits_of_evaluation(run, limit):
-    fit = run.trainer(limit_val_batches=limit, limit_test_batches=limit, limit_predict_batches=limit)
-    loaders = [run.val(), run.load(9)]
-    fit.validate(run.model, loaders, verbose=False)
-    fit.test(run.model, loaders, verbose=False)
-    predictions = fit.predict(run.model, loaders)
-    run.note([[part.tolist() for part in loader] for loader in predictions or []])
-
-
 @program
 def early_stopping(run):
     stop = EarlyStopping("worse", patience=0, mode="min")
     fit = run.fit(run.load(shuffle=True), run.val(), more=[stop], max_epochs=9, val_check_interval=2)
     run.note(stop.stopped_epoch)
     assert fit.global_step < 9
-
-
-@program
-def a_stop_in_the_middle_of_an_epoch(run):
-    def stop(stage, number):
-        run.model.trainer.should_stop = number == 1
-
-    run.model.on_step = stop
-    run.fit(run.load(), run.val(), max_epochs=3)
-    run.model.on_step = lambda *_: None
-    run.fit(run.load(), run.val())
-
-
-@program
-def the_rest_of_an_epoch_is_skipped(run):
-    run.model.on_train_batch_start = lambda batch, number: -1 if number == 2 else None
-    run.fit(run.load(), run.val(), max_epochs=3)
 
 
 # Runs that are repeated, nested or resumed.
@@ -407,15 +297,6 @@ def everything_twice_with_one_trainer(run):
         fit.validate(run.model, val, verbose=False)
         fit.test(run.model, train, verbose=False)
         run.note([part.tolist() for part in fit.predict(run.model, val)])
-
-
-@program
-def loaders_and_callbacks_of_one_trainer_in_another(run):
-    train, val = run.load(shuffle=True), run.val()
-    run.fit(train, val, max_epochs=2)
-    run.fit(train, val)
-    run.trainer().test(run.model, train, verbose=False)
-    run.note(iterated=[batch["index"].tolist() for batch in val])
 
 
 @program
@@ -468,24 +349,4 @@ def an_error_in_a_dataset(run, kind):
     with run.fails(KeyError):
         run.trainer().fit(run.model, *((broken, run.val()) if kind == "train" else (run.load(), broken)))
     assert our_threads() == []
-    run.fit(run.load(), run.val())
-
-
-@program(stage=["train", "predict"])
-def ctrl_c(run, stage):
-    def interrupt(now, number):
-        if (now, number) == (stage, 1):
-            raise KeyboardInterrupt
-
-    run.model.on_step, handler = interrupt, signal.getsignal(signal.SIGINT)
-    try:
-        with run.fails(SystemExit):
-            if stage == "predict":
-                run.trainer().predict(run.model, run.load())
-            else:
-                run.trainer(val_check_interval=2).fit(run.model, run.load(), run.val())
-    finally:
-        signal.signal(signal.SIGINT, handler)  # Lightning leaves SIGINT ignored
-    assert our_threads() == []
-    run.model.on_step = lambda *_: None
     run.fit(run.load(), run.val())
