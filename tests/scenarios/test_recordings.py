@@ -2,25 +2,14 @@
 
 import collections
 import itertools
-import re
 
 import h5py
 import numpy as np
 import pytest
 import torch
-from support.device.training_loop import pretend
 from support.lightning.trainer import NO_STAGES, Learning, trainer
-from waiting.on_device.fake_streams import FakeStreams
 
-from lit_async_data import (
-    AsyncDataModule,
-    AsyncLoader,
-    Balanced,
-    DevicePrefetcher,
-    Field,
-    HDF5Source,
-    LoaderOptions,
-)
+from lit_async_data import AsyncDataModule, Balanced, DevicePrefetcher, Field, HDF5Source
 from lit_async_data.errors import ConfigError
 from lit_async_data.testing import ArraySource
 
@@ -57,7 +46,6 @@ class Learner(Learning):
 
 
 def fitted(dm, inputs, outputs, **options):
-    """Trains a model, and tests it if there is a test set."""
     model = Learner(inputs, outputs)
     fit = trainer(DevicePrefetcher(), **options)
     fit.fit(model, datamodule=dm)
@@ -66,74 +54,8 @@ def fitted(dm, inputs, outputs, **options):
     return model
 
 
-def stored(source, ids, *names):
-    """The arrays that h5py reads for these samples, by name, in the order of the ids."""
-    rows = collections.defaultdict(list)
-    for place in source.locate(ids):
-        with h5py.File(place.file) as file:
-            for name in names:
-                rows[name].append(file[place.group][name][place.row])
-    return [np.stack(rows[name]) for name in names]
-
-
 def arrays(labels, **more):
-    """Samples in memory whose x is their number."""
     return ArraySource({"x": np.arange(len(labels), dtype=np.float32)[:, None], "y": np.asarray(labels), **more})
-
-
-@pytest.fixture
-def scans(tmp_path):
-    """Two gzip files of each of 24 patients: images NHWC, three columns of labels."""
-    random = np.random.default_rng(0)
-    (tmp_path / "scans").mkdir()
-    for patient in range(24):
-        for slide in range(2):
-            count = 20 + patient % 3
-            with h5py.File(tmp_path / f"scans/patient_{patient}_slide_{slide}.h5", "w") as file:
-                data = random.integers(0, 255, (count, 8, 6, 3), dtype=np.uint8)
-                file.create_dataset("data", data=data, chunks=(8, 8, 6, 3), compression="gzip")
-                file["labels"] = random.integers(0, 4, (count, 3), dtype=np.uint8)
-    return str(tmp_path / "scans/*.h5")
-
-
-def augment(batch):
-    return {**batch, "x": batch["x"].float() + 1000}
-
-
-def normalize(batch):
-    return {**batch, "x": batch["x"].float() / 255}
-
-
-def patients(source, ids):
-    return {re.search(r"patient_\d+", place.file)[0] for place in source.locate(ids)}
-
-
-def by_patient(scans, loader, **options):
-    src = HDF5Source(scans, fields={"x": "data", "y": Field("labels", column=0)}, layout={"x": "NHWC"})
-    return src, AsyncDataModule(source=src, split=THREE, groups=r"file:(patient_\d+)", loader=loader, **options)
-
-
-def test_a_microscopist_trains_on_some_patients_and_tests_on_others(scans):
-    options = LoaderOptions(batch_size=256, return_indices=True)
-    src, dm = by_patient(scans, options, device_transform={"train": augment, "eval": normalize})
-    model = fitted(dm, 3 * 8 * 6, 4, max_epochs=2)
-
-    whole = len(dm.sources["train"][0])
-    first, second = np.split(model.all("train"), [whole])
-    assert sorted(first) == sorted(second) == dm.sources["train"][0].samples.tolist()
-    assert first.tolist() != second.tolist()
-    by_stage = {"train": first, "val": model.all("val")[: len(dm.sources["val"][0])], "test": model.all("test")}
-    assert sorted(np.concatenate(list(by_stage.values()))) == list(range(len(src)))
-    whose = {stage: patients(src, ids) for stage, ids in by_stage.items()}
-    assert sum(map(len, whose.values())) == len(set.union(*whose.values())) == 24
-
-    for stage, made in {"train": lambda x: x + 1000, "val": lambda x: x / 255, "test": lambda x: x / 255}.items():
-        data, labels = stored(src, model.all(stage), "data", "labels")
-        got = model.all(stage, "x")
-        assert (got.shape[1:], got.dtype) == ((3, 8, 6), np.float32)
-        np.testing.assert_array_equal(got, made(data.transpose(0, 3, 1, 2).astype(np.float32)))
-        assert model.all(stage, "y").tolist() == labels[:, 0].tolist()
-        assert model.all(stage, "y").dtype == np.int64
 
 
 @pytest.mark.parametrize(
@@ -215,12 +137,7 @@ def balanced(loader=None, **options):
 
 @pytest.mark.parametrize(
     ("weights", "size", "share"),
-    [
-        (Balanced("y"), 30, 0.5),
-        (np.where(RARE, 19.0, 1.0), 5000, 0.5),
-        ("w", 120, 0.5),
-        ([1.0] * 2000, 120, 0.05),
-    ],
+    [(Balanced("y"), 30, 0.5), (np.where(RARE, 19.0, 1.0), 5000, 0.5), ("w", 120, 0.5), ([1.0] * 2000, 120, 0.05)],
     ids=["balanced", "array", "field", "list"],
 )
 def test_an_epoch_may_be_longer_or_shorter_than_the_data(weights, size, share):
@@ -249,43 +166,3 @@ def test_weights_of_the_whole_source_point_to_those_of_the_side():
         match=r"^weights: there are 2000, one for each sample before the split, .*; .*weights\[sides\['train'\]",
     ):
         dm.train_dataloader()
-
-
-@pytest.mark.parametrize("what", ["fit", "test"])
-def test_a_checkpoint_goes_on_with_the_same_classes(h5, tmp_path, what):
-    path = h5(data=np.zeros((30, 2), np.float32), labels=np.arange(30) % 3)
-    source = HDF5Source(path, {"x": "data", "y": Field("labels", classes=["cat", "dog", "eel"])})
-    dm, model = AsyncDataModule(train=source, test=source, loader={"batch_size": 10}), Learner(2, 3)
-    first = trainer()
-    first.fit(Learner(2, 3), datamodule=dm)
-    first.save_checkpoint(tmp_path / "trained.ckpt")
-    saved = torch.load(tmp_path / "trained.ckpt", weights_only=True)["AsyncDataModule"]
-    assert saved["classes"] == {"y": ["cat", "dog", "eel"]}
-    again, options = trainer(max_epochs=2), {"datamodule": dm, "ckpt_path": str(tmp_path / "trained.ckpt")}
-    again.fit(model, **options) if what == "fit" else again.test(model, verbose=False, **options)
-    assert len(model.all({"fit": "train"}.get(what, what), "y")) == 30
-
-
-def test_bytes_travel_to_a_device_as_bytes_and_are_float32_there(images, monkeypatch):
-    # The cast is torch's own and waits for no pretended copy, so copies come at once here.
-    streams, copied, seen = FakeStreams("compute"), [], []
-    copy = streams.copy
-    monkeypatch.setattr(streams, "copy", lambda to, of: (copied.append(of.numel() * of.element_size()), copy(to, of)))
-    pretend(monkeypatch, lambda device: streams)
-    source = HDF5Source(images, {"x": Field("data", dtype="float32"), "y": "labels"})
-
-    def transform(batch):
-        seen.append(batch["x"])
-        return batch
-
-    with AsyncLoader(source, {"batch_size": 20, "shuffle": False}, device_transform=transform) as loader:
-        for step, batch in enumerate(loader):
-            streams.synchronize()
-            x, y = batch["x"], batch["y"]
-            assert (x.dtype, y.dtype, x.shape) == (torch.float32, torch.int64, (20, 1, 8, 8))
-            assert x[:, 0, 0, 0].tolist() == list(range(20 * step, 20 * step + 20))
-            assert y.tolist() == [*range(10)] * 2
-        streams.synchronize()
-    assert {x.dtype for x in seen} == {torch.float32}
-    assert max(copied) < 20 * 64 * 4, "bytes, and not four of them for each"
-    source.close()
