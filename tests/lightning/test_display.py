@@ -49,7 +49,6 @@ OURS = logging.getLogger("lit_async_data")
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """Where this package logs to."""
     shown = Terminal()
     handler = logging.StreamHandler(shown)
     monkeypatch.setattr(OURS, "handlers", [handler])
@@ -285,7 +284,11 @@ def test_the_callback_logs_what_the_device_waited_per_step_and_per_epoch(caplog,
     fit = trainer(callback, logger=logger, log_every_n_steps=1, max_epochs=2)
     source = ArraySource({"x": np.zeros((20, 5000), np.float32)})  # one large field, which travels in one copy
     with lad.AsyncLoader(source, {"batch_size": 4, "shuffle": False}) as loader:
+        assert loader.stats().device is None
         fit.fit(Blind(), loader)
+        waited = loader.stats().device
+        assert loader.stats().metrics()["data/device_wait_ms"] == pytest.approx(1e3 * 0.03)
+    assert loader.stats().device == waited is not None  # it is kept
     steps = [row["data/device_wait_ms"] for _, row in logger.rows if "data/device_wait_ms" in row]
     assert steps == pytest.approx([1e3 * 0.03] * 10)
     assert fit.callback_metrics["data/device_wait_ms"] == pytest.approx(1e3 * 0.03)

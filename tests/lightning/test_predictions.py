@@ -72,7 +72,6 @@ def test_a_bare_tensor_becomes_the_column_prediction(tmp_path):
 
 
 def check_locations(source, found):
-    """Assert that the location columns are what the source says, and return their names."""
     ids = source.ids(np.arange(len(source)))
     located = source.locate(ids)
     assert list(found["sample"]) == ids.tolist()

@@ -239,24 +239,6 @@ def test_after_a_run_that_ended_in_the_middle_of_an_epoch_its_rest_comes(tmp_pat
     assert "is not used" not in caplog.text
 
 
-def test_the_rest_of_a_cut_epoch_comes_in_batches_of_another_size(tmp_path):
-    fit, dm = fitted(lad.DevicePrefetcher(), max_steps=8)
-    fit.fit(Recorder(), datamodule=dm)
-    fit.save_checkpoint(tmp_path / "at.ckpt")
-    epochs = resumed(tmp_path / "at.ckpt", driven, loader={"batch_size": 3})
-    assert [flat(epoch) for epoch in epochs] == [order(1)[8:].tolist(), order(2).tolist()]
-
-
-def test_an_epoch_that_is_cut_a_second_time_goes_on_again(tmp_path):
-    path = None
-    for step in (8, 10):
-        fit, dm = fitted(max_steps=step)
-        fit.fit(model := Continued(), datamodule=dm, ckpt_path=path)
-        fit.save_checkpoint(path := tmp_path / f"{step}.ckpt")
-    assert model.seen["train"] == [WHOLE[1][2:4]]
-    assert resumed(path) == [WHOLE[1][4:], WHOLE[2]]
-
-
 @with_and_without
 def test_an_epoch_that_the_model_ends_is_over(tmp_path, callbacks):
     class Skips(Recorder):

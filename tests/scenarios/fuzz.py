@@ -81,7 +81,6 @@ def mutated(content, random):
 
 
 def write_hdf5(base, draw):
-    """Writes a file of any layout, with the fields ``data`` and ``labels``; returns its path."""
     path = f"{base}.h5"
     rows, trailing = int(draw.integers(1, 41)), tuple(draw.integers(1, 7, draw.integers(1, 3)).tolist())
     shape, form = (rows, *trailing), draw.choice(["plain", "compact", "variable", "sparse"], p=[0.85, 0.05, 0.05, 0.05])
@@ -118,7 +117,6 @@ def write_hdf5(base, draw):
 
 
 def write_picture(base, draw):
-    """Writes an image of any kind, or an array."""
     pixels = draw.integers(0, 256, (*draw.integers(4, 30, 2), 3)).astype("u1")
     kind = draw.choice([*KINDS, "png", "png", "npy", "npy"])
     if kind == "npy":
@@ -133,7 +131,6 @@ def write_picture(base, draw):
 
 
 def write_table(base, draw):
-    """Writes a table of numbers in any format."""
     count = int(draw.integers(1, 30))
     rows = [{"y": int(y), "v": float(v)} for y, v in zip(draw.integers(-9, 999, count), draw.random(count).round(3))]
     suffix = draw.choice(["csv", "tsv", "csv.gz", "jsonl", "jsonl.gz", "parquet"])
@@ -152,7 +149,6 @@ def write_table(base, draw):
 
 
 def opened(path):
-    """A source of a file."""
     if path.endswith("h5"):
         return HDF5Source(path, {"data": "data", "labels": "labels"})
     if path.endswith(TABLES):
@@ -186,7 +182,6 @@ def by_others(path, key, number):
 
 
 def written(folder, seed):
-    """Writes the files of a seed; returns the paths of the undamaged and of the damaged one."""
     draw = np.random.default_rng(seed)
     path = (write_hdf5, write_picture, write_hdf5, write_table)[seed % 4](os.path.join(folder, "pristine"), draw)
     damaged = path.replace("pristine", "damaged")
@@ -230,7 +225,6 @@ def outcome(folder, seed):
 
 
 def read(folder, first, count, *, others):
-    """Print the outcomes of seeds; with ``others``, only have other libraries read them."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     logging.disable(logging.WARNING)

@@ -37,13 +37,11 @@ RESTARTS, SECONDS, GROWTH_BYTES = 3, 120, 64 * 2**20
 
 
 def drawn(sample, rng):
-    """A transform that draws."""
     return {**sample, "drawn": 0 if rng is None else rng.integers(2**40)}
 
 
 @functools.cache
 def sources(folder):
-    """What builds each source, by name."""
     values = np.random.default_rng(0).integers(0, 9, (ROWS, 4000)).astype("f4")
     made = {"Python": lambda: DatasetSource([{"x": row, "y": number} for number, row in enumerate(values[:, :9])])}
     for name in ("raw", "gzip", "bad gzip"):

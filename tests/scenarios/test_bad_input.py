@@ -9,13 +9,7 @@ import pytest
 
 from lit_async_data import AsyncLoader, Field, HDF5Source, LoaderOptions
 from lit_async_data.batch.transforms import Normalize
-from lit_async_data.errors import (
-    AsyncDataError,
-    ConfigError,
-    FormatError,
-    MemoryBudgetError,
-    MissingError,
-)
+from lit_async_data.errors import AsyncDataError, ConfigError, FormatError, MemoryBudgetError, MissingError
 
 NAN, INFINITY = float("nan"), float("inf")
 NO_PATH = ["path: ", "is not a file, a glob or a list"]

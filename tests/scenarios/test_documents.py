@@ -50,9 +50,7 @@ ELSEWHERE = NEEDS_A_GPU | NEEDS_A_PROCESS | NEEDS_ARGUMENTS
 
 
 @pytest.mark.parametrize(
-    "page",
-    [page for page in PAGES if pages.programs(page) and page.stem not in ELSEWHERE],
-    ids=lambda page: page.stem,
+    "page", [page for page in PAGES if pages.programs(page) and page.stem not in ELSEWHERE], ids=lambda page: page.stem
 )
 def test_the_programs_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -144,7 +142,6 @@ def test_every_file_that_documents_and_code_name_is_there():
 
 @functools.cache
 def code():
-    """Every node of the package's code."""
     files = (ROOT / "lit_async_data").rglob("*.py")
     return [node for path in files for node in ast.walk(ast.parse(path.read_text()))]
 

@@ -41,9 +41,7 @@ def test_only_one_module_uses_what_other_systems_lack():
     }
     assert users.pop("system.py")
     # With the flag that makes a read fail instead of wait, which only Linux has.
-    assert users == {
-        "sources/manifest/files.py": {"preadv"},
-    }
+    assert users == {"sources/manifest/files.py": {"preadv"}}
 
 
 @pytest.mark.parametrize("played", [pytest.param("macos", marks=pytest.mark.long), "windows"])

@@ -28,7 +28,6 @@ def weighted(draw):
 
 
 def chunks_of(runs):
-    """The samples of each chunk."""
     chunks, begin = [], 0
     for run in runs:
         end = begin + run.samples
@@ -38,7 +37,6 @@ def chunks_of(runs):
 
 
 def chunk_numbers(runs):
-    """The chunk of each sample."""
     chunks = chunks_of(runs)
     return np.repeat(np.arange(len(chunks)), [len(chunk) for chunk in chunks])
 

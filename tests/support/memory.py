@@ -6,7 +6,6 @@ SMALL = 512 * 1024  # bytes of the objects of Python itself, and of the steps of
 
 
 def peak(work):
-    """The most bytes that Python and numpy allocated during a call."""
     work()
     tracemalloc.start()
     try:

@@ -76,7 +76,6 @@ def write_images():
 
 
 def write_patients():
-    """One file per patient, with two columns of labels; one per episode, with JPEGs of one length."""
     from PIL import Image
 
     from support.files.pictures import stored

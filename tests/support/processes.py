@@ -17,7 +17,6 @@ def patience():
 
 
 def children(process):
-    """The ids of the children of a process that have not ended."""
     found = set()
     for status in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(OSError):
@@ -44,7 +43,6 @@ def loader_of(source, hooks=None, **options):
 
 
 def running(loader):
-    """The pipeline of a loader that has begun."""
     return loader._run.engine.feed.pipeline
 
 

@@ -14,16 +14,7 @@ from PIL import Image
 from support.sources.squares import ROWS, Squares
 from torch.utils.data import TensorDataset
 
-from lit_async_data import (
-    BatchSpec,
-    DatasetSource,
-    Field,
-    FieldSpec,
-    HDF5Source,
-    ManifestSource,
-    StorageLayout,
-    split,
-)
+from lit_async_data import BatchSpec, DatasetSource, Field, FieldSpec, HDF5Source, ManifestSource, StorageLayout, split
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.sources.contract.source import Part
 from lit_async_data.testing import ArraySource, check_contract

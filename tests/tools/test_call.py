@@ -33,8 +33,7 @@ def test_words_become_fields_and_options():
 
 
 @pytest.mark.parametrize(
-    ("name", "source"),
-    [("x.parquet", "ManifestSource"), ("auk/1.png", "ManifestSource.from_folder")],
+    ("name", "source"), [("x.parquet", "ManifestSource"), ("auk/1.png", "ManifestSource.from_folder")]
 )
 def test_a_folder_is_a_table_or_classes(name, source):
     Path("data", name).parent.mkdir(parents=True)

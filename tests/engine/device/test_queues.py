@@ -288,7 +288,6 @@ class Described:
 
 
 def waits_before_transforms(queue, streams, batches=3):
-    """How often side waits for compute before a transform, and not for a destination."""
     for step in range(batches):
         queue.take(BatchIndex(0, step))
     return streams.calls.count(("wait", "side")) - batches

@@ -339,19 +339,6 @@ def test_a_batch_that_failed_is_no_waiting():
         assert queue.waited.steps == 1
 
 
-def test_a_loader_tells_what_its_device_waited_and_keeps_it_when_it_is_closed(monkeypatch):
-    streams = streams_that_take_time("side", step_s=0.0)
-    pretend(monkeypatch, lambda device: streams)
-    source = ArraySource({"x": np.zeros((20, 5000), np.float32)})  # one large field, which travels in one copy
-    with AsyncLoader(source, {"batch_size": 4}) as loader:
-        assert loader.stats().device is None
-        list(loader)
-        stats = loader.stats()
-        assert stats.device.wait_s == pytest.approx(4 * COPY_S)
-        assert stats.metrics()["data/device_wait_ms"] == pytest.approx(1e3 * COPY_S)
-    assert loader.stats().device == stats.device
-
-
 def test_torchs_profiler_shows_our_ranges():
     assert not device_streams.profiled()
     source = ArraySource({"x": np.zeros(8)})

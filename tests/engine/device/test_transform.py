@@ -119,8 +119,6 @@ def test_a_device_with_streams_draws_the_same(monkeypatch, slow):
 
 
 class Scaled(torch.nn.Module):
-    """Counts how often it is moved."""
-
     def __init__(self):
         super().__init__()
         self.scale = torch.nn.Parameter(torch.tensor(3.0))

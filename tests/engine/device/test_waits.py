@@ -90,7 +90,6 @@ class Traced(FakeStreams):
 
 
 def pieces(notes):
-    """The memory that notes touch, cut wherever some of it begins or ends: gives the pieces of a place."""
     cuts = sorted({cut for note in notes for touched in note.reads + note.writes for cut in touched})
     number = {cut: index for index, cut in enumerate(cuts)}
     return lambda places: {piece for begin, end in places for piece in range(number[begin], number[end])}

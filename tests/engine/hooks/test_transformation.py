@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.sources.hooked_loaders import IMAGES, STEPS, WANTED, assert_same, copied, drawing, hooked, read, source
-from support.sources.hooks import LENGTH, Rows, cropped, explode, mixed, wrong_at
+from support.sources.hooks import LENGTH, Rows, cropped, mixed
 from support.sources.reader_sources import Numbers
 
 from lit_async_data import AsyncDataModule, ConcatSource, FieldSpec, HDF5Source, Normalize, StorageLayout
@@ -50,20 +50,6 @@ def test_reader_processes_change_nothing(reading, workers):
         one = drawing(of, workers=0).footprint.budget.scratch
         assert loader.footprint.budget.scratch == one * workers
         assert_same([copied(batch) for _ in range(2) for batch in loader], WANTED)
-
-
-@pytest.mark.processes
-def test_an_error_in_one_of_two_processes_is_that_of_its_batch():
-    hooks = {"sample": wrong_at(9, explode), "batch": None}
-    of = Rows({"y": np.arange(40)}, "copied")
-    with drawing(of, **hooks, workers=2, worker_kind="process", shuffle=False) as loader:
-        for _ in range(2):
-            assert [loader.next()["y"].tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-            with pytest.raises(TransformError, match=r"^sample_transform: failed on sample 9 \(row 9 of") as caught:
-                loader.next()
-            assert isinstance(caught.value.__cause__, ZeroDivisionError)
-            assert (caught.value.sample_id, caught.value.row) == (9, 9)
-            assert len([loader.next() for _ in range(7)]) == 7
 
 
 def test_one_thread_at_a_time_calls_hooks_while_others_read():
@@ -376,26 +362,12 @@ def test_the_loader_can_be_asked_again_after_the_probe_has_failed():
 
 
 def test_a_first_sample_that_cannot_be_read_is_the_error_of_the_source():
-    with (
-        hooked(Damaged({"y": np.arange(4)}), sample=doubled) as loader,
-        pytest.raises(CorruptError, match="bad chunk"),
-    ):
+    with hooked(Damaged({"y": np.arange(4)}), sample=doubled) as loader, pytest.raises(CorruptError, match="bad chunk"):
         next(loader)
 
 
 def doubled(sample):
     return {"y": sample["y"] * 2}
-
-
-@pytest.mark.parametrize("way", [copy.deepcopy, lambda dm: pickle.loads(pickle.dumps(dm))])
-def test_a_datamodule_with_hooks_can_be_copied(way):
-    dm = AsyncDataModule(train=source(), loader={"batch_size": 4, "workers": 0}, sample_transform=doubled)
-    assert list(dm.spec) == ["y"]
-    copied = way(dm)
-    assert copied.spec == dm.spec
-    batch = next(copied.train_dataloader())
-    assert list(batch) == ["y"]
-    copied.close()
 
 
 def test_evaluation_gets_no_random_numbers_and_stages_get_their_hooks():

@@ -32,7 +32,6 @@ def arrays(workers, **options):
 
 
 def files(workers, h5, *, images=False):
-    """A table of files, in the folder of ``h5``: of arrays, or of images of one colour."""
     pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
     image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
     folder = Path(h5(y=[0])).parent

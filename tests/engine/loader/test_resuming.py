@@ -28,8 +28,6 @@ CHUNKS = StorageLayout((ChunkRun(LENGTH, 3),), compressed=True, reading="decoded
 
 
 class Chunked(ArraySource):
-    """Samples in chunks of three."""
-
     @property
     def chunks(self):
         return CHUNKS if len(self) == LENGTH else super().chunks
@@ -51,14 +49,12 @@ def seen(batches):
 
 
 def whole(epoch=0, source=None, **options):
-    """The batches of an uninterrupted epoch."""
     with loader_of(source, **options) as loader:
         loader.set_epoch(epoch)
         return seen(loader)
 
 
 def saved(batches, epoch=0, source=None, **options):
-    """The state after some batches."""
     with loader_of(source, **options) as loader:
         loader.set_epoch(epoch)
         for _ in zip(range(batches), loader, strict=False):
@@ -90,7 +86,6 @@ class Ranks:
             self._closing = stack.pop_all()
 
     def step(self):
-        """The samples of the next step; none if the epoch is over."""
         batches = [next(loader, None) for loader in self.loaders]
         if None in batches:
             assert batches == [None] * len(batches)  # on all ranks at once
@@ -273,21 +268,6 @@ def test_at_the_end_of_an_epoch_that_epoch_is_empty_and_the_next_is_whole(shuffl
             assert seen(loader) == batches
 
 
-def test_after_a_break_the_pass_goes_on_from_its_state():
-    with loader_of() as loader:
-        for number, _ in enumerate(loader):
-            if number == 2:
-                break
-        loader.load_state_dict(loader.state_dict())
-        assert seen(loader) == whole()[3:]
-
-
-def test_next_goes_on_over_the_end_of_the_epoch():
-    with loader_of() as loader:
-        loader.load_state_dict(saved(4, 1))
-        assert seen(loader.next() for _ in range(8)) == whole(1)[4:] + whole(2)
-
-
 class Bad(ArraySource):
     def read_into(self, samples, out):
         if 7 in samples:
@@ -330,28 +310,6 @@ def test_draws_are_those_of_an_uninterrupted_run(hook, sizes):
         with loader_of(transforms=transforms, batch_size=batch_size) as loader:
             loader.load_state_dict(saved(2, 2, transforms=transforms))
             assert [value for batch in seen(loader) for value in batch] == order[8:]
-
-
-def test_random_crops_are_those_of_an_uninterrupted_run(tmp_path):
-    pillow = pytest.importorskip("PIL.Image")
-    pytest.importorskip("pyarrow")
-    random = np.random.default_rng(0)
-    (tmp_path / "owl").mkdir()
-    for number in range(9):
-        pixels = random.integers(0, 256, (24, 20, 3), np.uint8)
-        pillow.fromarray(pixels).save(tmp_path / "owl" / f"{number}.png")
-    source = ManifestSource.from_folder(tmp_path, image_size=8, resize="random_crop")
-    options = {"batch_size": 2, "workers": 0, "shuffle": True}
-    with AsyncLoader(source, options) as loader:
-        order = [image for batch in loader for image in batch["x"].clone()]
-    with AsyncLoader(source, options) as loader:
-        next(loader), next(loader)
-        state = loader.state_dict()
-    with AsyncLoader(source, options | {"batch_size": 3}) as loader:
-        loader.load_state_dict(state)
-        rest = [image for batch in loader for image in batch["x"].clone()]
-    assert len(rest) == 5
-    assert all(map(torch.equal, rest, order[4:]))
 
 
 CHANGES = {

@@ -25,8 +25,6 @@ from lit_async_data.testing import ArraySource
 
 
 class Counting(ArraySource):
-    """Notes which samples are read."""
-
     def __init__(self, arrays, **options):
         super().__init__(arrays, **options)
         self.read = []

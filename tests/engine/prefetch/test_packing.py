@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from support.device.batches import Shipped, Step, detection, numbers
+from support.device.batches import Step, detection, numbers
 from support.device.training_loop import CopiesCountAsDoneAtOnce
 from support.threads.waits import until
 from torch.nn.utils.rnn import pack_sequence
@@ -68,8 +68,6 @@ def same_shapes(step):
 
 
 class Memory:
-    """Counts what is allocated, and by whom."""
-
     def __init__(self):
         self.sizes = []
         self.threads = set()
@@ -129,40 +127,6 @@ class EpochCursor:
 @pytest.mark.parametrize("make", [detection, everything, same_shapes])
 def test_every_step_sees_its_own_batch(slow, depth, ahead, late, make):
     assert trained(FakeStreams(slow), make, depth=depth, ahead=ahead, late=late) == []
-
-
-@SLOW
-def test_objects_that_move_themselves_take_memory_of_the_side_stream(slow):
-    streams = FakeStreams(slow)
-    assert trained(streams, shipping(streams), depth=1, late=True) == []
-    assert ("move", "side") in streams.calls
-    assert ("move", "compute") not in streams.calls
-
-
-def shipping(streams):
-    def make(step):
-        return {"own": Shipped(streams, numbers((100, 100), seed=step)), "x": numbers((3,), seed=step)}
-
-    held = [make(step) for step in range(STEPS)]  # kernels read it by address
-    return lambda step: held[step]
-
-
-def test_a_batch_is_read_while_the_one_before_is_copied():
-    """There are two blocks: see the test of slots of this name."""
-    streams, under_way = FakeStreams("side"), []
-    streams.compute().eager = False
-
-    def make(step):
-        under_way.append([copying.done.done for copying in queue.copying])
-        return same_shapes(step)
-
-    packer = packer_of(most=2)
-    queue = StreamQueue(IteratorFeed(EpochCursor(make), packer, 0), streams, 1, None)
-    for step in range(4):
-        queue.take(BatchIndex(0, step))
-        queue.prefetch(BatchIndex(0, step + 1))
-    queue.close()
-    assert under_way == [[], [False], [False], [False]]
 
 
 def test_the_side_stream_does_not_wait_for_a_step_that_came_later():

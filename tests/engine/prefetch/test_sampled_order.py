@@ -22,8 +22,6 @@ from lit_async_data.errors import ConfigError
 
 
 class Numbers(Dataset):
-    """Notes what is read."""
-
     def __init__(self):
         self.read = []
 
@@ -117,10 +115,7 @@ def distributed(**options):
         (lambda: DataLoader(range(4), shuffle=True), True),
         (lambda: DataLoader(range(4), batch_sampler=[[0, 1]]), True),
         (lambda: DataLoader(range(4), sampler=distributed()), False),
-        (
-            lambda: DataLoader(range(4), batch_sampler=torch.utils.data.BatchSampler(distributed(), 2, False)),
-            False,
-        ),
+        (lambda: DataLoader(range(4), batch_sampler=torch.utils.data.BatchSampler(distributed(), 2, False)), False),
         (lambda: DataLoader(range(4), sampler=DistributedSampler(range(4), num_replicas=1, rank=0)), False),
         (lambda: DataLoader(range(4), sampler=KnowsItsRank(range(4))), False),
         (lambda: DataLoader(range(4), sampler=KnowsItsProcess(range(4))), False),

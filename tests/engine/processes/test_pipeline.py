@@ -21,7 +21,7 @@ import torch
 from support.device.training_loop import pretend
 from support.processes import in_two_processes, loader_of, pid_of, process_ids, running, wait_for_the_end_of
 from support.sources import reader_sources as acts
-from support.sources.reader_sources import FailsToStart, KilledAtStart, KilledOnce, ManyNumbers, Numbers, PythonNumbers
+from support.sources.reader_sources import FailsToStart, KilledAtStart, KilledOnce, Numbers, PythonNumbers
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import Balanced, HDF5Source, StorageLayout
@@ -42,7 +42,6 @@ ORDER = list(range(0, 100, 10))
 
 @pytest.fixture
 def stacks(h5):
-    """500 compressed stacks of images, and labels."""
     data = np.random.default_rng(0).integers(0, 9, (500, 6, 20, 30), np.uint8)
     path = h5(x={"data": data, "chunks": (16, 6, 20, 30), "compression": "gzip"}, y=np.arange(500) % 7)
     with contextlib.closing(HDF5Source(path, {"x": "x", "y": "y"})) as source:
@@ -285,29 +284,6 @@ class ClosesMeanwhile:
     def pid(self):
         self.loader.close()
         return os.getpid()
-
-
-def test_several_processes_deliver_the_batches_of_one():
-    def passes(workers):
-        with loader_of(PythonNumbers(), workers=workers, shuffle="global", seed=4, return_indices=True) as loader:
-            return [[(batch["y"].tolist(), batch["index"].tolist()) for batch in loader] for _ in range(4)]
-
-    assert passes(3) == passes(1)
-
-
-def test_processes_read_the_rest_of_a_resumed_epoch():
-    with loader_of(ManyNumbers(), workers=0, worker_kind="thread") as loader:
-        next(loader)
-        place = loader.state_dict()
-    with loader_of(ManyNumbers(), workers=2) as loader:
-        loader.load_state_dict(place)
-        seen = set()
-        for step, batch in enumerate(loader, 1):
-            assert batch["y"].tolist() == list(range(10 * step, 10 * step + 10))
-            seen |= set(batch["process"].tolist())
-            if len(seen) == 2:
-                return
-    raise AssertionError("the second process never started")
 
 
 def test_each_worker_has_a_process_and_all_are_told_to_end_before_one_is_waited_for(monkeypatch):

@@ -23,11 +23,7 @@ pytestmark = pytest.mark.processes
 # Two processes that share nothing; that share batches; and that read whole ones, since a hook takes those.
 @pytest.mark.parametrize(
     ("workers", "chunk", "hooks"),
-    [
-        (2, 1, {}),
-        (2, 4, {}),
-        (2, 4, {"sample_transform": acts.kill_at_33, "batch_transform": acts.counted}),
-    ],
+    [(2, 1, {}), (2, 4, {}), (2, 4, {"sample_transform": acts.kill_at_33, "batch_transform": acts.counted})],
 )
 def test_a_sample_that_ends_processes_is_read_around_and_never_read_again(workers, chunk, hooks, caplog):
     source = Deadly(-1 if "sample_transform" in hooks else 33, chunk)

@@ -150,19 +150,6 @@ def test_a_shuffled_dataloader_goes_on_in_the_middle_of_an_epoch(tmp_path, worke
         assert rest.seen[4:] == whole.seen[12:]
 
 
-def test_of_a_dataloader_too_the_rest_of_an_epoch_comes_that_max_steps_has_cut(tmp_path):
-    def loader():
-        return dataloader(shuffle=True, generator=torch.Generator().manual_seed(5))
-
-    whole, cut, rest = Batches(), Batches(), Batches()
-    trainer(lad.DevicePrefetcher(), max_epochs=3).fit(whole, loader())
-    first = trainer(lad.DevicePrefetcher(), max_steps=8, max_epochs=-1)
-    first.fit(cut, loader())
-    first.save_checkpoint(tmp_path / "cut.ckpt")
-    trainer(lad.DevicePrefetcher(), max_epochs=3).fit(rest, loader(), ckpt_path=tmp_path / "cut.ckpt")
-    assert cut.seen + rest.seen == whole.seen
-
-
 class OwnSampler(RandomSampler): ...
 
 

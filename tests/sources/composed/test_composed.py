@@ -7,21 +7,19 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.sources.parted import Failing, batches_of, numbered, parted, read
 
 from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, ManifestSource, SubsetSource
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, ReadError
-from lit_async_data.order.chunk_order import ChunkOrder, ChunkRun
+from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.sources.contract.source import Location, MemoryNeeds, Part, StorageLayout
 from lit_async_data.sources.hdf5.readers.slabs import IndexedSlabDecoder
 from lit_async_data.testing import ArraySource
 
 
 class Ahead(ArraySource):
-    """Records what it is asked to fetch, decode and reserve."""
-
     chunks = StorageLayout(ahead=True)
 
     def __init__(self, length=10, decodable=1000):
@@ -218,15 +216,6 @@ def test_an_error_names_the_sample_as_the_whole_counts_it():
     assert caught.value.sample_id is None
 
 
-@pytest.mark.parametrize("return_indices", [False, True])
-def test_the_order_is_that_of_any_source_of_that_length(return_indices):
-    both = ConcatSource([numbered(7), numbered(6, 7)])
-    options = {"shuffle": "global", "seed": 5, "return_indices": return_indices}
-    found, expected = (batches_of(source, **options) for source in (both, numbered(13)))
-    for one, other in zip(found, expected, strict=True):
-        assert {key: value.tolist() for key, value in one.items()} == {k: v.tolist() for k, v in other.items()}
-
-
 def test_numbers_that_a_file_names_beside_a_table(tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("y", data=[7, 2], dtype=h5py.enum_dtype({"cat": 2, "dog": 7}, "i1"))
@@ -354,23 +343,6 @@ def test_what_else_is_known_of_chunks_is_that_of_the_whole():
     alone = StorageLayout(reading="python")
     whole = ArraySource({"y": np.arange(10)}, parts={"a.h5": 10}, chunks=alone)
     assert SubsetSource(whole, [0, 1]).chunks == alone
-
-
-@settings(max_examples=20)
-@given(st.lists(st.booleans(), min_size=200, max_size=200), st.integers(1, 5))
-def test_a_shuffle_by_chunks_visits_each_stored_chunk_once(mask, width):
-    mask[0] = True
-    whole = parted({"a.h5": 200}, runs=[ChunkRun(200, 16)])
-    subset = SubsetSource(whole, mask)
-    order = ChunkOrder(subset.chunks.runs, width, key=3)
-    samples = order.samples(np.arange(len(subset)))
-    assert sorted(samples.tolist()) == list(range(len(subset)))
-    for number in range(order.groups):
-        group = order.group(number)
-        inside = set((subset.samples[samples[group.first : group.end]] // 16).tolist())
-        outside = set((subset.samples[np.delete(samples, np.arange(group.first, group.end))] // 16).tolist())
-        assert len(inside) <= width
-        assert not inside & outside
 
 
 @pytest.mark.parametrize(

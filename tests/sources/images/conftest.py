@@ -16,5 +16,4 @@ def png_decoder(request, monkeypatch):
 
 @pytest.fixture(scope="session")
 def photo():
-    """427×640 pixels."""
     return Image.fromarray(load_sample_images().images[0])

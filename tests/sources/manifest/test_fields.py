@@ -67,7 +67,6 @@ CROP = {"image_size": 16, "resize": "random_crop", "scale": (0.2, 0.5)}
 
 
 def crops(source, epochs=2, **options):
-    """By epoch and sample the crop of each."""
     found = []
     options = {"batch_size": 2, "shuffle": False, "return_indices": True, **options}
     with AsyncLoader(source, options) as loader:
@@ -139,7 +138,6 @@ def test_crops_of_subsets_and_of_sources_in_a_row(places):
 
 @pytest.fixture
 def straight(monkeypatch):
-    """Whether each file was read straight to its place."""
     if not hasattr(os, "RWF_NOWAIT"):
         pytest.skip("this system does not say what is in memory")
     monkeypatch.setattr(local_files, "RECENT_NS", 0)  # tests are faster
@@ -269,16 +267,6 @@ def test_a_dropped_row_needs_no_value_that_fits():
     assert source.column("y").tolist() == [1]
     assert source.spec["y"].dtype == np.uint8
     assert source.locate([0])[0].row == 0
-
-
-def test_cells_of_csv_are_numbers_where_they_are_numbers(tmp_path):
-    (tmp_path / "t.csv").write_text("i,f,t,m\n1,0.5,a,1\n2,1e3,b,2.5\n")
-    source = ManifestSource(tmp_path / "t.csv", ["i", "f", "t", "m"])
-    got = read(source, [0, 1])
-    assert (got["i"].dtype, got["i"].tolist()) == (np.int64, [1, 2])
-    assert (got["f"].dtype, got["f"].tolist()) == (np.float64, [0.5, 1000.0])
-    assert (got["t"].dtype, got["t"].tolist()) == (np.int64, [0, 1])
-    assert (got["m"].dtype, got["m"].tolist()) == (np.float64, [1, 2.5])
 
 
 def test_a_type_of_ones_own():

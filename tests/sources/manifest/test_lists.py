@@ -35,7 +35,6 @@ def names(counts=COUNTS):
 
 
 def given(kind, folder, lists, place="memory"):
-    """A table of these lists of images, in a file or in memory."""
     if kind == "separator":
         with open(folder / "t.csv", "w", newline="") as file:
             csv.writer(file).writerows([["x"], *([" ; ".join(each) + ";"] for each in lists)])

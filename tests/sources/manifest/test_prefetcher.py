@@ -19,8 +19,6 @@ ANYWHERE = RootDirectory("/", allow_external=True)
 
 
 class Disk:
-    """Stands for a slow disk: what is not in memory yet waits for its gate."""
-
     def __init__(self, monkeypatch, *, cold=True, gated=False):
         self.cold, self.asked, self.here, self.calls = cold, [], set(), []
         self.gate = threading.Event()

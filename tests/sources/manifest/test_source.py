@@ -18,7 +18,6 @@ from lit_async_data.errors import ConfigError, FormatError, ManifestError, Missi
 
 
 def rows_of(suffix, folder):
-    """Writes the table as text; returns its path."""
     path = folder / f"table.{suffix}"
     lines = list(zip(*COLUMNS.values(), strict=True))
     if suffix == "csv":

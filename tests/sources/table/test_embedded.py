@@ -121,7 +121,6 @@ def written(folder, made=None, rows=7):
 
 
 def several(folder):
-    """Files whose row groups have several sizes."""
     for name, begin, count, rows in [("a", 0, 15, 4), ("b", 15, 20, 6), ("c", 35, 5, 50)]:
         pq.write_table(table().slice(begin, count), folder / f"{name}.parquet", row_group_size=rows)
     return folder / "*.parquet"
@@ -136,7 +135,6 @@ def assert_equal(source, reference, samples):
 
 @pytest.fixture
 def loads(monkeypatch):
-    """The row groups that were read, in order."""
     found, lock, load = [], threading.Lock(), ParquetGroups.__call__
 
     def counted(self, group, **options):

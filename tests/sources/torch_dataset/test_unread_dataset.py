@@ -46,8 +46,6 @@ class New(Lazy):
 
 
 class Marked(Lazy):
-    """Notes that it has opened its file."""
-
     is_open = False
 
     def opened(self):
@@ -57,8 +55,6 @@ class Marked(Lazy):
 
 
 class Many(Lazy):
-    """Keeps several files."""
-
     def __init__(self, path):
         self.path, self.files, self.add = path, {}, 0
 
@@ -74,7 +70,6 @@ def path(h5):
 
 
 def sent(source):
-    """The dataset as a reader process gets it."""
     return cloudpickle.loads(cloudpickle.dumps(source)).dataset
 
 

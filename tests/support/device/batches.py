@@ -22,19 +22,6 @@ def detection(step):
     return tuple(zip(*zip(images, targets)))
 
 
-class Shipped:
-    """An object whose ``to`` enqueues a copy into memory of the current stream."""
-
-    def __init__(self, streams, tensor):
-        self.streams, self.tensor = streams, tensor
-
-    def to(self, device, non_blocking=False):
-        assert non_blocking
-        copy = self.streams.empty(tuple(self.tensor.shape), self.tensor.dtype)
-        self.streams.copy(copy, self.tensor)
-        return Shipped(self.streams, copy)
-
-
 class Step:
     """A training step: kernels that read the batch when they run and record the paths of wrong tensors."""
 
@@ -44,14 +31,16 @@ class Step:
         self.seen = 0
 
     def __call__(self, batch, expected_batch):
-        tensors, expected = tensors_of(batch), tensors_of(expected_batch)
+        tensors, expected = (
+            flatten(each, lambda value: isinstance(value, torch.Tensor))[0] for each in (batch, expected_batch)
+        )
         assert list(tensors) == list(expected)
         for path, tensor in tensors.items():
-            copy, host = unshipped(tensor), dense(unshipped(expected[path]))
-            assert (copy.shape, copy.dtype, copy.stride()) == (host.shape, host.dtype, host.stride()), path
-            if not copy.numel():
+            host = dense(expected[path])
+            assert (tensor.shape, tensor.dtype, tensor.stride()) == (host.shape, host.dtype, host.stride()), path
+            if not tensor.numel():
                 continue
-            content, values = raw(copy), raw_bytes(host).copy()
+            content, values = raw(tensor), raw_bytes(host).copy()
 
             def kernel(content=content, values=values, path=path):
                 self.seen += 1
@@ -59,11 +48,3 @@ class Step:
                     self.wrong.append(path)
 
             self._streams.launch("step", kernel)
-
-
-def tensors_of(batch):
-    return flatten(batch, lambda value: isinstance(value, torch.Tensor | Shipped))[0]
-
-
-def unshipped(value):
-    return value.tensor if isinstance(value, Shipped) else value

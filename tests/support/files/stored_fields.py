@@ -21,12 +21,10 @@ def stored(values, storage="contiguous", **more):
 
 
 def in_every_way(values, name="{}"):
-    """The same values in one file, once for each kind of storage."""
     return {name.format(storage): stored(values, storage) for storage in STORAGE}
 
 
 def numbers(shape, dtype="i4"):
-    """Different values, as far as the type allows."""
     return (np.arange(np.prod(shape)).reshape(shape) * 7 % 120).astype(dtype)
 
 

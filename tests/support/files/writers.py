@@ -71,12 +71,7 @@ LAYOUTS = [
     (written(SCAN, **NEXUS, entry__data__axes=["y", "time", "."]), None, "no dataset looks", ""),
     (written({**SCAN, "entry/data/counts": ROWS}, **NEXUS, entry__data__axes=["mr", "energy"]), None, "no dataset", ""),
     (KERAS, None, "no dataset looks", ""),
-    (
-        written({"d/d/kernel:0": ROWS, "d/d/x": ROWS}, d__weight_names=["d/kernel:0"]),
-        None,
-        "no dat",
-        "",
-    ),
+    (written({"d/d/kernel:0": ROWS, "d/d/x": ROWS}, d__weight_names=["d/kernel:0"]), None, "no dat", ""),
     ({"conv1.weight": np.zeros((64, 3, 7, 7)), "conv1.bias": np.zeros((64, 1, 2))}, None, "no dataset looks", ""),
     (VIEWER, 'group="t*"', "", "resolutions"),
     (IMARIS, '"Channel 0/Data"}, group="DataSet/ResolutionLevel 0/TimePoint *"', "", "Histogram"),

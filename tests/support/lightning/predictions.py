@@ -11,7 +11,6 @@ from lit_async_data.testing import ArraySource
 
 
 def numbered(samples):
-    """A source whose sample number n is n."""
     return ArraySource({"y": np.arange(samples)})
 
 
@@ -54,12 +53,10 @@ def table_in(path, name="predictions"):
 
 
 def rows_in(path, name="predictions"):
-    """The columns of the Parquet file, as lists."""
     return table_in(path, name).to_pydict()
 
 
 def arrays_in(path, name="predictions"):
-    """The datasets of the HDF5 file; texts as a list."""
     with h5py.File(f"{path}/{name}.h5") as file:
         strings = {key for key in file if h5py.check_string_dtype(file[key].dtype)}
         return {key: file[key].asstr()[:].tolist() if key in strings else file[key][:] for key in file}

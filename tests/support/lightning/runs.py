@@ -168,7 +168,6 @@ def outcome(program, workers, *callbacks):
 
 @functools.cache
 def without_callback(program, workers):
-    """The facts of the program without the callback."""
     return outcome(program, workers)
 
 

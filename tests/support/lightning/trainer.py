@@ -24,7 +24,6 @@ WIDTH = 4200  # a batch takes more than 64 KiB, so the loader hands it out on a 
 
 
 def rows(samples=SAMPLES, width=WIDTH):
-    """Sample number n is a row of n."""
     return np.repeat(np.arange(samples, dtype=np.float32)[:, None], width, axis=1)
 
 
@@ -35,8 +34,6 @@ NO_STAGES = pytest.mark.filterwarnings(
 
 
 class CountingSource(ArraySource):
-    """Records the samples of each read."""
-
     def __init__(self, samples=SAMPLES, width=WIDTH):
         super().__init__({"x": rows(samples, width)})
         self.reads = []
@@ -115,16 +112,12 @@ class Recorder(Learning):
 
 
 class Batches(Learning):
-    """Records the batches of all epochs in a row."""
-
     def training_step(self, batch, number):
         self.seen.append(batch["index"].tolist())
         return self.layer(batch["x"][:, :1]).square().mean()
 
 
 class Save(pl.Callback):
-    """Saves a checkpoint behind a batch of the second epoch."""
-
     def __init__(self, path, step):
         self.path, self.step = path, step
 
@@ -138,8 +131,6 @@ class Run(types.SimpleNamespace):
 
 
 class Recording(pl.loggers.logger.DummyLogger):
-    """Keeps the logged metrics, each with its step."""
-
     def __init__(self):
         super().__init__()
         self.rows = []
@@ -149,8 +140,6 @@ class Recording(pl.loggers.logger.DummyLogger):
 
 
 class Watching(pl.Callback):
-    """Keeps the metrics of the progress bar."""
-
     def __init__(self):
         self.shown = []
 

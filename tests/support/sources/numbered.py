@@ -36,8 +36,6 @@ def seen(batches):
 
 
 class Bad(ArraySource):
-    """Cannot read one of its samples."""
-
     def __init__(self, sample):
         super().__init__({"y": np.arange(LENGTH)})
         self._sample = sample

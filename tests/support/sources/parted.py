@@ -26,8 +26,6 @@ def read(source, samples):
 
 
 class Failing(ArraySource):
-    """Fails at the samples of some numbers."""
-
     def __init__(self, length, bad, error=None):
         super().__init__({"y": np.arange(length)})
         self.bad, self.error = bad, error
@@ -65,7 +63,6 @@ def folds_of(cut, length):
 
 
 def held(fold, k, classes):
-    """How many samples of each class each fold has."""
     return np.array([np.bincount(classes[fold == number], minlength=classes.max() + 1) for number in range(k)])
 
 

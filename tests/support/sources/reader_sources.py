@@ -34,8 +34,6 @@ class Numbers(Source):
 
 
 class ReadBy(Numbers):
-    """Sample n is the process that reads it."""
-
     def __init__(self, layout):
         super().__init__()
         self._layout = layout
@@ -49,8 +47,6 @@ class ReadBy(Numbers):
 
 
 class Damaged(Numbers):
-    """Numbers of which some cannot be read."""
-
     def __init__(self, bad, layout=None, error=CorruptError):
         super().__init__()
         self._bad, self._layout, self._error = set(bad), layout or StorageLayout(reading="decoded"), error
@@ -164,13 +160,6 @@ class PythonNumbers(Numbers):
         out["process"][...] = os.getpid()
 
 
-class ManyNumbers(PythonNumbers):
-    """An epoch that is long enough for a second process to start in it."""
-
-    def __len__(self):
-        return 10**8
-
-
 def kill():
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -181,7 +170,6 @@ def with_process(sample, rng):
 
 
 def centred(batch, rng):
-    """A transform of batches that draws, and needs all samples."""
     return {**batch, "x": batch["x"] - batch["x"].mean() + rng.random(), "index": batch["index"] + 0}
 
 

@@ -34,7 +34,6 @@ def loader_of(source, *, rank=0, ranks=1, hooks=None, **options):
 
 
 def concat(source, **options):
-    """The same samples, one after the other."""
     return HDF5Source(source.paths, {"x": Field("x", ragged="concat", **options), "y": "y"})
 
 
@@ -57,7 +56,6 @@ def joined_samples_of(batch):
 
 
 def stored(source):
-    """The samples as h5py reads them."""
     found = []
     for path in source.paths:
         with h5py.File(path) as file:

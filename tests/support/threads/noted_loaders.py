@@ -116,6 +116,5 @@ def reader():
 
 
 def shut_down(iterator):
-    """End the workers of an iterator that its DataLoader keeps."""
     if hasattr(iterator, "_shutdown_workers"):
         iterator._shutdown_workers()

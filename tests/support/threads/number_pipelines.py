@@ -76,7 +76,6 @@ def setup_of(read, schedule, room, workers, ahead=None):
 def running(
     read=copy_numbers, *, workers=1, depth=2, most_slots=10, timeout_s=30.0, length=LENGTH, batches=1, ahead=None
 ):
-    """A pipeline of batches of numbers, read by threads, or by the consumer."""
     layout = BatchLayout(SPEC, BATCH, batches)
     schedule = Schedule(
         lambda **at: EpochPlan(length=length, batch_size=BATCH, shuffle="none", seed=0, **at), shuffled=True
