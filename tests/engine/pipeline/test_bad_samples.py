@@ -6,9 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from support.device.training_loop import pretend
 from support.sources import reader_sources as acts
-from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import AsyncLoader, StorageLayout
 from lit_async_data.engine.pipeline.sample_reader import is_of_a_sample
@@ -145,17 +143,6 @@ def test_a_longer_sample_stands_in_for_a_bucket_that_is_all_bad(on_error):
     (found,) = epochs(loader_of(on_error, bad=range(9), shuffle="global", **lengths), 1)
     assert sorted(map(len, found)) == [1, 1, 1, *[6] * 15]
     assert {*itertools.chain(*found)} == {*range(9, 100)}
-
-
-def test_a_device_gets_the_samples_that_are_left(monkeypatch):
-    streams = FakeStreams("side")
-    pretend(monkeypatch, lambda device: streams)
-    found = []
-    with loader_of("skip", shuffle="none") as loader:
-        for batch in loader:
-            streams.synchronize()
-            found += batch["index"].tolist()
-    assert found == [sample for sample in range(100) if sample not in BAD]
 
 
 def test_a_pass_that_ends_or_is_given_up_has_a_line(caplog):

@@ -4,7 +4,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from support.lightning.trainer import CountingSource, Recorder, pl, trainer
+from support.lightning.trainer import CountingSource, Recorder, Save, trainer
 from support.sources import reader_sources as acts
 from support.sources.sequences import (
     ELEMENTS,
@@ -40,19 +40,6 @@ def test_by_chunks_each_chunk_is_decoded_about_once(source):
         assert loader.stats().read.decoded / used < 2.4
 
 
-def test_ranks_have_equally_many_batches_and_share_the_samples(source):
-    found, counts = {}, set()
-    for rank in range(3):
-        with loader_of(source, rank=rank, ranks=3) as loader:
-            batches = list(loader)
-        counts.add(len(batches))
-        for batch in batches:
-            assert not found.keys() & samples_of(batch).keys()
-            found |= samples_of(batch)
-    assert len(counts) == 1
-    check_equal(found, stored(source))
-
-
 def test_short_batches_are_filled_up_to_the_size_of_their_bucket(source):
     wanted, found, shapes = stored(source), {}, {}
     with loader_of(source, pad_last=True, workers=2) as loader:
@@ -72,19 +59,10 @@ def test_short_batches_are_filled_up_to_the_size_of_their_bucket(source):
         loader_of(concat(source), pad_last=True, hooks={"batch_transform": lambda batch: pytest.fail("called")})
 
 
-def test_a_run_goes_on_after_a_resume_on_other_ranks(source):
+def test_a_resume_with_other_batches_by_length_is_refused(source):
     with loader_of(source) as loader:
-        whole = [batch["index"].tolist() for batch in loader]
-    with loader_of(source) as loader:
-        seen = [next(loader)["index"].tolist() for _ in range(6)]
+        next(loader)
         state = loader.state_dict()
-    shared = []
-    for rank in range(2):
-        with loader_of(source, rank=rank, ranks=2) as loader:
-            loader.load_state_dict(state)
-            shared.append([batch["index"].tolist() for batch in loader])
-    rest = [batch for step in zip(*shared, strict=True) for batch in step]
-    assert sum(seen + rest, []) == sum(whole, [])  # noqa: RUF017
     with loader_of(source, batch_elements=500) as loader, pytest.raises(ResumeError, match="batches by length"):
         loader.load_state_dict(state)
 
@@ -97,17 +75,6 @@ def test_a_resume_in_a_later_epoch_ends_it_where_drop_last_leaves_too_few_batche
         with loader_of(source, ranks=8, **options) as loader:
             loader.load_state_dict(state | {"epoch": 1, "position": plan.position(len(plan) - left)})
             assert len(list(loader)) == (left // 8 or len(loader))
-
-
-class Saver(pl.Callback):
-    """Saves a checkpoint behind a batch of the second epoch."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def on_train_batch_end(self, trainer, module, *_):
-        if module.current_epoch == 1 and len(module.seen["train"][1]) == 5:
-            trainer.save_checkpoint(self.path)
 
 
 @pytest.mark.parametrize("limit", [1.0, 12])
@@ -123,7 +90,7 @@ def test_a_trainer_resumes_in_the_middle_of_a_later_epoch(tmp_path, callbacks, l
         fit.fit(model, datamodule=data, ckpt_path=path)
         return model.seen["train"]
 
-    whole = fitted(Saver(tmp_path / "at.ckpt"))
+    whole = fitted(Save(tmp_path / "at.ckpt", 4))
     assert fitted(path=tmp_path / "at.ckpt") == [whole[1][5:], whole[2]]
 
 
