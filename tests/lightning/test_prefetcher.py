@@ -373,7 +373,7 @@ class Everywhere(Model):
 
 def test_every_stage_reads_through_the_wrapper_and_nothing_stays_behind():
     model, callback = Everywhere(), lad.DevicePrefetcher()
-    fit = trainer(callback, lad.DevicePrefetcher(), max_epochs=2)  # of which the second finds what the first wrapped
+    fit = trainer(callback, max_epochs=2)
     before = fit.strategy.process_dataloader
     fit.fit(model, numbers(), numbers())
     fit.test(model, numbers(), verbose=False)
@@ -383,6 +383,13 @@ def test_every_stage_reads_through_the_wrapper_and_nothing_stays_behind():
     assert fit.strategy.process_dataloader == before
     assert "process_dataloader" not in vars(fit.strategy)
     assert callback.waited.steps == 6
+    assert readers() == []
+
+
+def test_after_a_run_with_several_callbacks_the_strategy_wraps_nothing():
+    fit, loader = trainer(lad.DevicePrefetcher(), lad.DevicePrefetcher()), numbers()
+    fit.fit(Model(), loader)
+    assert fit.strategy.process_dataloader(loader) is loader
     assert readers() == []
 
 

@@ -1,5 +1,6 @@
 """Fixtures that compose the configuration of `train.py`, and that run it."""
 
+import functools
 import runpy
 import sys
 
@@ -11,6 +12,7 @@ from omegaconf import open_dict, read_write
 from support.lightning.command_line import CONFIGS, ROOT
 
 from lit_async_data.lightning import display  # a logger writes to the standard error of its import
+from reference import command_line
 
 
 @pytest.fixture
@@ -32,8 +34,20 @@ def composed(monkeypatch, tmp_path):
     GlobalHydra.instance().clear()
 
 
+@functools.cache
+def known(config_dir, *chosen, of=command_line._known):
+    return of(config_dir, chosen)
+
+
 @pytest.fixture
-def typed(monkeypatch, tmp_path, capfd, process_as_before):
+def composed_once(monkeypatch):
+    """Composes each choice once, for all tests: that takes most of the time of a check."""
+    monkeypatch.setenv("PROJECT_ROOT", "/tmp")
+    monkeypatch.setattr(command_line, "_known", lambda config_dir, chosen: {**known(config_dir, *chosen)})
+
+
+@pytest.fixture
+def typed(monkeypatch, tmp_path, capfd, process_as_before, composed_once):
     """Runs ``python train.py ARGUMENTS`` in this process; returns its output and lines, and its exit message."""
     said = []
     monkeypatch.setattr("pytorch_lightning.utilities.rank_zero_info", lambda message, **_: said.append(str(message)))

@@ -1,6 +1,5 @@
 """What is typed wrong after `train.py` ends with one line that says what was meant."""
 
-import functools
 import sys
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 from support.lightning.command_line import CONFIGS, QUIET
 
 from lit_async_data.errors import ConfigError
-from reference import command_line
 from reference.command_line import check, own_model
 
 WRONG = {
@@ -63,18 +61,6 @@ RIGHT = [
     "model._target_=net.Net model.depth=3 +model.width=3",
     "--cfg job loader.worker=4",
 ]
-
-
-@functools.cache
-def known(config_dir, *chosen, of=command_line._known):
-    return of(config_dir, chosen)
-
-
-@pytest.fixture
-def composed_once(monkeypatch):
-    """Composes each choice once, for all cases: that takes most of the time of a check."""
-    monkeypatch.setenv("PROJECT_ROOT", "/tmp")
-    monkeypatch.setattr(command_line, "_known", lambda config_dir, chosen: known(config_dir, *chosen))
 
 
 @pytest.mark.usefixtures("composed_once")

@@ -61,7 +61,7 @@ pytestmark = pytest.mark.usefixtures("however_slow_the_machine_is")
 def test_every_step_sees_its_own_batch(slow, depth, transforms, late, batches):
     streams = FakeStreams(slow)
     transform = on_device(streams) if transforms else None
-    assert trained(streams, epochs=2, depth=depth, transform=transform, late=late, batches=batches) == []
+    assert trained(streams, depth=depth, transform=transform, late=late, batches=batches) == []
 
 
 def test_the_calls_to_the_device_come_in_the_order_that_the_module_describes():

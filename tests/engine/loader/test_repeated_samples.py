@@ -150,8 +150,7 @@ class Reading(ArraySource):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("way", ["pairs", "windows", "one by one"])
-@pytest.mark.parametrize("concat", [False, True])
+@pytest.mark.parametrize(("way", "concat"), [("pairs", False), ("windows", True), ("one by one", True)])
 def test_a_source_that_reads_others_leaves_each_its_own_random_numbers(way, concat):
     inner = ConcatSource([DatasetSource(DrawingDataset())]) if concat else DatasetSource(DrawingDataset())
     options = {"worker_kind": "process", "weights": None, "epoch_size": None}

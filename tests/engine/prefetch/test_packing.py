@@ -83,7 +83,7 @@ def packer_of(memory=None, *, most=1):
     return Packer(PinnedBufferPool(memory or Memory(), most=most), is_pinned=lambda tensor: False)
 
 
-def trained(streams, make, *, depth=2, ahead=2, epochs=3, late=False, packer=None, memory=None):
+def trained(streams, make, *, depth=2, ahead=2, epochs=2, late=False, packer=None, memory=None):
     """Passes as a training loop would make them; the places at which a step saw wrong values.
 
     With ``late``, host batches are not ready at the start of a step but at its end.

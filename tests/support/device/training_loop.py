@@ -134,7 +134,7 @@ class Step:
             self._streams.launch("step", kernel)
 
 
-def trained(streams, *, epochs=3, late=False, **options):
+def trained(streams, *, epochs=2, late=False, **options):
     """Runs epochs as the Trainer would; returns the (key, field) pairs of which a step saw wrong values.
 
     With ``late``, host batches become ready only at the end of a step.
