@@ -399,7 +399,8 @@ class AsyncDataModule(pl.LightningDataModule):
     def describe(self, stages: Sequence[str] = STAGES) -> str:
         """A few lines about each stage: its samples, its order, its workers and its memory."""
         lines, memory = [], 0
-        for stage in (each for each in STAGES if each in stages):
+        shown: list[Stage] = [stage for stage in STAGES if stage in stages]
+        for stage in shown:
             self._described[stage] = self._build_loaders(stage)
             for _, loader in self._described[stage]:
                 loader.footprint.budget.check()

@@ -158,8 +158,9 @@ def checked_sources(by_stage: Mapping[str, Any]) -> dict[Stage, list[Source]]:
     for stage in STAGES:
         given, several = by_stage[stage], stage != "train"
         is_list = several and isinstance(given, Sequence) and not isinstance(given, str)
-        sources[stage] = list(given) if is_list else [] if given is None else [given]
-        for source in sources[stage]:
+        found: list[Any] = list(given) if is_list else [] if given is None else [given]
+        sources[stage] = found
+        for source in found:
             check_source(stage, source, "a source or a list of sources" if several else "a source")
     if not any(sources.values()):
         raise ConfigError("there is no source; give one of train, val, test, predict, or source with split", "train")

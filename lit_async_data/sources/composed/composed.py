@@ -73,7 +73,7 @@ class ComposedSource(Source):
                 stack.callback(source.close)
 
     @functools.cached_property
-    def chunks(self) -> StorageLayout:
+    def chunks(self) -> StorageLayout:  # pyright: ignore[reportIncompatibleMethodOverride]  # read once, as a property
         """The chunks of all sources inside; ``reading`` is the most expensive way."""
         return self._composed([source.chunks for source in self.inside])
 
@@ -413,7 +413,7 @@ class SubsetSource(ComposedSource):
     # -- how samples belong together ---------------------------------------------------------------------------------
 
     @functools.cached_property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[Part, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]  # read once, as a property
         """The parts of the whole source that have samples here; a new part begins where sample numbers decrease."""
         whole = self.source.parts
         which = np.searchsorted(starts([part.samples for part in whole]), self.samples, side="right") - 1

@@ -407,7 +407,7 @@ class ManifestSource(Source):
         return self._fields.paths.grouped(naming)
 
     @functools.cached_property
-    def chunks(self) -> StorageLayout:
+    def chunks(self) -> StorageLayout:  # pyright: ignore[reportIncompatibleMethodOverride]  # read once, as a property
         """The largest chunks of an HDF5 field, and the most expensive way of reading."""
         layouts, files = [fields.chunks for fields in self._fields.hdf5], self._fields.files.values()
         layouts += [each.chunks for each in self._fields.embedded if any(each.groups.nbytes)]
