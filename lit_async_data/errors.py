@@ -165,10 +165,10 @@ def batch_error(
     return error
 
 
-def few(numbers: Sequence[int | str]) -> str:
-    """The first three numbers, and the count if there are more, for a message."""
-    shown = ", ".join(map(str, numbers[:3]))
-    return shown if len(numbers) <= 3 else f"{shown}, … ({len(numbers)} in all)"
+def few(numbers: Sequence[int | str], most: int = 3) -> str:
+    """The first numbers or names, and the count if there are more, for a message."""
+    shown = ", ".join(map(str, numbers[:most]))
+    return shown if len(numbers) <= most else f"{shown}, … ({len(numbers)} in all)"
 
 
 def counted(number: int, what: str) -> str:

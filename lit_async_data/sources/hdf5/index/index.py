@@ -2,8 +2,8 @@
 
 libhdf5 does not check how many bytes a filter returns, and its scale-offset and n-bit filters do not check how many
 they receive: h5py returns heap memory in place of missing bytes. So chunks are checked here before h5py reads them.
-Records that no writer can have meant are an error; datasets whose records are merely unusual are left to h5py, and so
-are those that the index might read wrongly: `unsupported_reason` says why.
+Impossible records are an error. h5py reads datasets with unusual records, and datasets that an index might read wrongly
+(`unsupported_reason`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from lit_async_data.sources.local_files import CacheFolder, changed_recently, er
 class Columns(NamedTuple):
     """Where the chunks of a dataset are: 16 bytes per chunk, in grid order (last axis fastest)."""
 
-    offsets: npt.NDArray[np.int64]  # of each chunk in the file; -1 if it was never written
+    offsets: npt.NDArray[np.int64]  # places of the chunks in the file; -1 if a chunk was never written
     sizes: npt.NDArray[np.uint32]  # stored bytes of each chunk
     masks: npt.NDArray[np.uint32]  # bit i means that filter i was skipped
 
@@ -102,14 +102,13 @@ def check_chunk_lengths(dataset: h5py.Dataset, axis: int, first: int, end: int) 
 
 
 def check_chunk_length(filters: tuple[Filter, ...], mask: int, data: Bytes, nbytes: int) -> None:
-    """Check that a stored chunk decodes to ``nbytes`` at least, if its filters are known here."""
+    """Check that a stored chunk decodes to at least ``nbytes`` bytes, as far as this package knows its filters."""
     applied = [each for number, each in enumerate(filters) if not mask >> number & 1]
     while applied:
         last = applied.pop()
         exact = _exact_size(applied, nbytes)
         if last.number in (NBIT, SCALEOFFSET) and exact is not None and not _is_identity(last):
-            needed = _nbit_size(last, exact) if last.number == NBIT else _scaleoffset_size(last, data, exact)
-            if len(data) < needed:
+            if len(data) < (needed := _needed_bytes(last, data, exact)):
                 raise CorruptError(f"only {len(data)} of {needed} bytes for filter {last.number}")
             return  # from enough bytes, libhdf5 decodes all values
         if last.number == SHUFFLE and not applied:
@@ -141,49 +140,39 @@ def _is_identity(each: Filter) -> bool:
 
 
 def _exact_size(applied: list[Filter], nbytes: int) -> int | None:
-    """Size of a chunk after these filters; None if it depends on the values."""
+    """Bytes of a chunk after these filters; None if they depend on the values."""
     if any(each.changes_size and not _is_identity(each) for each in applied):
         return None
     return nbytes + int(SUM_BYTES * sum(each.number == FLETCHER32 for each in applied))
 
 
-def _nbit_size(nbit: Filter, nbytes: int) -> int:
-    """Bytes that n-bit reads. For numbers, its parameters end with: class, size, byte order, precision, offset."""
-    if len(nbit.parameters) < 8 or nbit.parameters[3] != 1:
-        return 0  # values are not numbers
-    values, size, bits = nbit.parameters[2], nbit.parameters[4], nbit.parameters[6]
+def _needed_bytes(last: Filter, data: Bytes, nbytes: int) -> int:
+    """Bytes that n-bit or scale-offset reads to decode ``nbytes`` bytes."""
+    parameters, head = last.parameters, SCALEOFFSET_HEAD if last.number == SCALEOFFSET else 0
+    if len(data) < head or len(parameters) < 5 or (not head and (len(parameters) < 8 or parameters[3] != 1)):
+        return head  # too short for its head; or n-bit of values that are not numbers
+    values, size = parameters[2], parameters[4]
+    # n-bit has the bits per value in its parameters, scale-offset at the beginning of each chunk.
+    bits = int.from_bytes(data[:4].tobytes(), "little") if head else parameters[6]
     if values * size != nbytes:
-        raise CorruptError(f"filter {NBIT} decodes to {values * size} bytes instead of {nbytes}")
-    return -(-values * bits // 8)
-
-
-def _scaleoffset_size(scaleoffset: Filter, data: Bytes, nbytes: int) -> int:
-    """Bytes that scale-offset reads. A chunk begins with the number of bits per value."""
-    parameters = scaleoffset.parameters
-    if len(parameters) < 5 or len(data) < SCALEOFFSET_HEAD:
-        return SCALEOFFSET_HEAD
-    values, size, bits = parameters[2], parameters[4], int.from_bytes(data[:4].tobytes(), "little")
-    if values * size != nbytes:
-        raise CorruptError(f"filter {SCALEOFFSET} decodes to {values * size} bytes instead of {nbytes}")
+        raise CorruptError(f"filter {last.number} decodes to {values * size} bytes instead of {nbytes}")
     if bits > 8 * size:
         raise CorruptError(f"its head claims {bits} bits per value, but a value has {size} bytes")
-    return SCALEOFFSET_HEAD - (-values * bits // 8)
+    return head - (-values * bits // 8)
 
 
 # From this many chunks on, the log reports that an index is being built, which takes seconds.
 MANY_CHUNKS = 2 * 10**6
 
-_log = logging.getLogger(__name__)
-
 
 def columns_of(dataset: h5py.Dataset) -> Columns | None:
-    """The chunk records of a dataset; None if they are unusual, so that h5py must read."""
+    """The chunk records of a dataset; None if they are unusual, so that h5py must read the dataset."""
     columns, usual = checked_columns(dataset)
     return columns if usual else None
 
 
 def checked_columns(dataset: h5py.Dataset) -> tuple[Columns, bool]:
-    """The chunk records of a dataset, and whether all are usual; in the order of the list if its corners are wrong."""
+    """The chunk records of a dataset, and whether all are usual. In libhdf5's order if it lists wrong corners."""
     chunk, grid, file = np.array(dataset.chunks), grid_of(dataset), dataset.file
     chunks, known = math.prod(grid), corners_known(dataset)
     if chunks >= MANY_CHUNKS:
@@ -219,13 +208,13 @@ def _sizes_fit(
         applied = [each for number, each in enumerate(filters) if not mask >> number & 1]
         if not any(each.changes_size for each in applied):
             sums = SUM_BYTES * sum(each.number == FLETCHER32 for each in applied)
-            # Without checksums if the dataset leaves edge chunks unfiltered.
+            # Edge chunks that a dataset leaves unfiltered have no checksums.
             fits &= (masks != mask) | (sizes == nbytes + sums) | (sizes == nbytes)
     return fits
 
 
 def corners_known(dataset: h5py.Dataset) -> bool:
-    """Whether libhdf5 lists the right corners of chunks: not from 1.12 to 2.0, if only a later axis is unlimited."""
+    """Whether libhdf5 lists the right corners of chunks: 1.12 to 2.0 do not, if only a later axis is unlimited."""
     unlimited = [axis for axis, most in enumerate(dataset.maxshape or ()) if most is None]
     return len(unlimited) != 1 or unlimited == [0]
 
@@ -233,7 +222,7 @@ def corners_known(dataset: h5py.Dataset) -> bool:
 def _chunk_numbers(
     dataset: h5py.Dataset, corners: npt.NDArray[np.int64], chunk: npt.NDArray[Any], grid: tuple[int, ...]
 ) -> npt.NDArray[np.int64]:
-    """The number of each chunk in the grid."""
+    """The place of each chunk in the flattened grid."""
     places, inside = np.divmod(corners, chunk)
     outside = (inside != 0) | (places < 0) | (places >= np.array(grid))
     if outside.any():
@@ -268,22 +257,22 @@ def corrupt_error(
 
 
 def element_bytes(dataset: h5py.Dataset) -> int:
-    """Bytes of an element in the file: of one of variable length, those of its reference into the global heap."""
+    """Bytes of an element in the file: of its reference into the global heap if elements have variable length."""
     return stored_type(dataset, dataset.id.get_type())[1] if dataset.dtype.hasobject else int(dataset.dtype.itemsize)
 
 
 def stored_type(dataset: h5py.Dataset, kind: Any) -> tuple[Any, int]:
-    """A type of a dataset as its values lie in the file, without what lies in the global heap; and its bytes."""
+    """The numpy type of stored values without members in the global heap, None if nothing is left; its stored bytes."""
     size, dtype, what = kind.get_size(), kind.dtype, kind.get_class()
     if not dtype.hasobject:
         return dtype, size
     if what == h5py.h5t.ARRAY:
         return None, size // kind.get_super().get_size() * stored_type(dataset, kind.get_super())[1]
     if what != h5py.h5t.COMPOUND:
-        # Length, address and number.
+        # A value of variable length is stored as its length, and the address and number of an object in the heap.
         return None, size if what == h5py.h5t.REFERENCE else 8 + dataset.file.id.get_create_plist().get_sizes()[0]
     members, grown = dict[str, tuple[Any, int]](), 0
-    # As if in memory: there, what refers to the heap may take fewer bytes, and what follows is moved.
+    # h5py gives offsets in memory. There, a reference to the heap may take fewer bytes than in the file.
     for number in sorted(range(kind.get_nmembers()), key=kind.get_member_offset):
         inner, name = kind.get_member_type(number), kind.get_member_name(number).decode(errors="surrogateescape")
         member, nbytes = stored_type(dataset, inner)
@@ -310,13 +299,13 @@ def grid_of(dataset: h5py.Dataset) -> tuple[int, ...]:
 
 
 MOST_CHUNK_BYTES = 2**30
-# An index takes 16 bytes per chunk, 100 and more while it is built, and 1 to 2 µs, in every process if it cannot be
-# cached: worse than slow reading.
+# An index takes 16 bytes per chunk, 100 and more while it is built, and 1 to 2 µs. Without a cache, each process builds
+# its own. Beyond this size, that is worse than slow reading.
 MOST_CHUNKS = 10**7
-# Chunks that are compared with what libhdf5 reads: the first, the last and others between.
+# Chunks that are read both by their offset and by libhdf5: the first, the last and some between.
 PROBES = 5
 NOT_FOUND = "is listed, but libhdf5 does not find it"
-# The one `unsupported_reason` that installing a library removes.
+# The only `unsupported_reason` that the user can remove, by installing a library.
 NOT_INSTALLED = "the library that decodes its filters is not installed"
 
 _log = logging.getLogger(__name__)
@@ -360,12 +349,12 @@ def unsupported_reason(dataset: h5py.Dataset) -> str | None:
 
 
 def check_unindexed(dataset: h5py.Dataset) -> None:
-    """Check the records of a dataset that h5py reads, and that libhdf5 finds each chunk, or h5py reads fill values."""
+    """Check the records of a dataset that h5py reads, and that libhdf5 finds each chunk, not a fill value instead."""
     if dataset.chunks is None or not in_one_file(dataset) or math.prod(grid_of(dataset)) > MOST_CHUNKS:
         return
     written = np.flatnonzero(checked_columns(dataset)[0].offsets >= 0)
     grid, may_lack = grid_of(dataset), 0
-    if not corners_known(dataset):  # only how many are written
+    if not corners_known(dataset):  # then only the number of written chunks is known
         may_lack, written = math.prod(grid) - len(written), np.arange(math.prod(grid))
     for corner in map(tuple, (np.stack(np.unravel_index(written, grid), axis=1) * dataset.chunks).tolist()):
         if not retry_once(functools.partial(is_found, dataset, corner)):
@@ -375,7 +364,7 @@ def check_unindexed(dataset: h5py.Dataset) -> None:
 
 
 def in_one_file(dataset: h5py.Dataset) -> bool:
-    """Whether HDF5 stores everything in one file of the system, so that its offsets are offsets in that file."""
+    """Whether HDF5 stores a file as one file of the system, so that its offsets are offsets in that file."""
     return bool(dataset.file.id.get_access_plist().get_driver() == h5py.h5fd.SEC2)
 
 
@@ -392,7 +381,7 @@ def as_numpy(stored: Any, dtype: np.dtype[Any]) -> bool:
 
 
 def index_of(dataset: h5py.Dataset, cache: IndexCache) -> ChunkIndex | None:
-    """The index of a dataset without an `unsupported_reason`; None if it is ambiguous and h5py must read."""
+    """The index of a dataset without an `unsupported_reason`; None if it is ambiguous, so that h5py must read."""
     key = IndexKey.of(dataset)
     if (kept := cache.load(key)) is not None:
         with contextlib.suppress(CorruptError):
@@ -408,9 +397,11 @@ def index_of(dataset: h5py.Dataset, cache: IndexCache) -> ChunkIndex | None:
 
 def _verified(dataset: h5py.Dataset, columns: Columns) -> ChunkIndex | None:
     """The index with these columns, if probed chunks match and no chunk without a fill value is missing."""
-    fill, properties = None, dataset.id.get_create_plist()  # undefined, or never written: then every chunk must exist
+    # Without a fill value, every chunk must exist.
+    fill, properties = None, dataset.id.get_create_plist()
     if dataset.dtype.hasobject:
-        fill = None if properties.fill_value_defined() == h5py.h5d.FILL_VALUE_USER_DEFINED else 0  # refers to nothing
+        # Zeros are a reference to no value.
+        fill = None if properties.fill_value_defined() == h5py.h5d.FILL_VALUE_USER_DEFINED else 0
     elif properties.get_fill_time() != h5py.h5d.FILL_TIME_NEVER:
         with contextlib.suppress(*LIBRARY_ERRORS):
             fill = dataset.fillvalue
@@ -424,9 +415,10 @@ def _verified(dataset: h5py.Dataset, columns: Columns) -> ChunkIndex | None:
 
 
 def _probes_match(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
-    """Whether probed chunks read the same by offset and by libhdf5. Else a `CorruptError` is raised.
+    """Whether probed chunks have the same bytes at their offsets as libhdf5 reads; an error if the file is damaged.
 
-    But in files with a user block, offsets count from its end before HDF5 1.14.4, and from the start of the file since.
+    A file with a user block may be sound: its offsets count from the end of the block before HDF5 1.14.4, and from the
+    start of the file since.
     """
     some_missing = index.offsets.min() < 0
     written = np.flatnonzero(index.offsets >= 0) if some_missing else range(len(index.offsets))
@@ -452,7 +444,7 @@ def _probes_match(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
 
 
 def _edges_unfiltered(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
-    """Whether chunks at the edges, of the size of unfiltered ones, do not decode, whatever their records say."""
+    """Whether edge chunks were stored unfiltered: all have the size of unfiltered chunks, and one does not decode."""
     if not index.filters.filters:
         return False
     inside = np.ones(index.grid, np.bool_)
@@ -471,7 +463,7 @@ def _edges_unfiltered(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
     return False
 
 
-# Smaller indexes are built in 20 to 40 ms; they are not worth a file.
+# Indexes of fewer chunks are built in 20 to 40 ms, which is not worth a file.
 FEWEST_CHUNKS = 2**14
 # Raise this when the columns or their meaning change.
 VERSION = 9
@@ -484,10 +476,8 @@ class IndexCache:
         self._folder = None if folder is None else CacheFolder(folder, "index")
 
     def load(self, key: IndexKey) -> dict[str, Array] | None:
-        """None if no file holds the columns of a dataset in its current state."""
-        if self._folder is None:
-            return None
-        data = self._folder.load(str(key), _name(key), _head(key))
+        """The columns of a dataset in its current state; None if no file holds them."""
+        data = None if self._folder is None else self._folder.load(*_place(key))
         if data is None:
             return None
         begin, columns = data.index(b"\n") + 1, dict[str, Array]()
@@ -497,23 +487,21 @@ class IndexCache:
         return columns
 
     def store(self, key: IndexKey, columns: Mapping[str, Array]) -> None:
-        """Processes may do so at once, and failing to do so is no error."""
+        """Write a file for later processes. Several may write at once; a failure is logged."""
         small = key.layout and math.prod(-(-n // c) for n, c in zip(*key.layout[1:3], strict=True)) < FEWEST_CHUNKS
         if self._folder is None or small or changed_recently(*key.state[2:]):
             return
         listed = json.dumps([(name, each.dtype.str, len(each)) for name, each in columns.items()]).encode()
         body = b"".join([listed, b"\n", *(each.tobytes() for each in columns.values())])
-        self._folder.store(str(key), _name(key), _head(key), body)
+        self._folder.store(*_place(key), body)
 
 
-def _name(key: IndexKey) -> str:
+def _place(key: IndexKey) -> tuple[str, str, bytes]:
+    """The key as text, the name of its file, and the first lines of that file."""
     import hashlib
 
-    real = os.path.realpath(key.path)  # all links to the data share one index
+    real = os.path.realpath(key.path)  # all links to a file share one index
     digest = hashlib.blake2b(f"{real}\0{key.name}".encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
-    return f"{os.path.basename(real)[:NAME_SHOWN]}.{digest}.index"
-
-
-def _head(key: IndexKey) -> bytes:
-    properties = {name: value for name, value in dataclasses.asdict(key).items() if name != "path"}
-    return f"lit_async_data: an index of chunks, version {VERSION}; may be deleted\n{json.dumps(properties)}\n".encode()
+    properties = json.dumps({name: value for name, value in dataclasses.asdict(key).items() if name != "path"})
+    head = f"lit_async_data: an index of chunks, version {VERSION}; may be deleted\n{properties}\n"
+    return str(key), f"{os.path.basename(real)[:NAME_SHOWN]}.{digest}.index", head.encode()

@@ -1,4 +1,4 @@
-"""Groups, or datasets, that are samples: the datasets of one name in all of them become the chunks of one dataset."""
+"""Groups or datasets that are samples: the datasets of a field, one for each sample, become chunks of one dataset."""
 
 from __future__ import annotations
 
@@ -42,29 +42,23 @@ from lit_async_data.sources.hdf5.schema.encoded import (
     NO_IMAGE,
     StoredSequences,
     datasets_as_rows,
-    images_in_groups,
+    images_of,
     padded_spec,
     place_of_image,
 )
 from lit_async_data.sources.hdf5.schema.field import IMAGE, VARIABLE, Field, check_options, chosen_groups, names_in
-from lit_async_data.sources.hdf5.schema.inspect import (
-    OpenGroup,
-    StoredDataset,
-    axes,
-    in_group,
-    open_dataset,
-)
+from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset, axes, in_group, open_dataset
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors, context_of, h5py, open_h5py
 from lit_async_data.sources.hdf5.storage.open_file import FileIdentity, external_files, refuse_external_link
 from lit_async_data.sources.local_files import natural
 
-Columns = dict[str, Array]  # of a field, by name; an entry for each sample
+Columns = dict[str, Array]  # what is known of a field: by name, an entry for each sample
 # Seconds from one line of the log to the next while groups are listed.
 PROGRESS_S = 10.0
-# A field that this many first samples of the only file lack has a misspelt name; no more samples are listed.
+# If the first samples of a single file lack a field, so many of them, the listing stops: its name is misspelt.
 MISSES = 1000
-# Options of fields where a group is a sample: fields have no rows then.
+# Options of fields that have no rows, since a group or dataset is a sample.
 OPTIONS = {"name", "attr", "dtype", "classes", "kind", "null", *VARIABLE}
 ENCODED = {"name", "decode", "channels", *IMAGE}
 
@@ -72,7 +66,7 @@ _log = logging.getLogger(__name__)
 
 
 def inspect_groups(path: str, request: PartRequest, cache: IndexCache) -> tuple[FileIdentity, list[StoredPart]]:
-    """The groups, or datasets, of a file as one part, with a row for each; otherwise as `inspect_file`."""
+    """The groups or datasets of a file as the rows of one part; otherwise as `inspect_file`."""
     for key, field in request.fields.items():
         check_options({key: field}, ENCODED if field.decode else OPTIONS, f"where a {request.sample} is a sample")
     names_of = _names_of_samples(request)
@@ -99,7 +93,7 @@ def inspect_groups(path: str, request: PartRequest, cache: IndexCache) -> tuple[
 
 
 def with_absent(parts: Sequence[StoredPart], request: PartRequest) -> list[StoredPart]:
-    """The parts, in which a field that none of its samples has is as in another part; nothing reads it."""
+    """The parts. A field that no sample of a part has is described as in another part; nothing reads it."""
     of_key = {key: field for part in reversed(parts) for key, field in part.fields.items()}
     filled = list[StoredPart]()
     for part in parts:
@@ -129,9 +123,9 @@ def _absent(of: StoredField, part: StoredPart) -> StoredField:
 def _listed(
     group: OpenGroup, request: PartRequest, names_of: Mapping[str, str]
 ) -> tuple[dict[str, Columns], dict[str, SourceError]]:
-    """For each field, where the datasets of samples are, or values; of samples without it, those of the first with it.
+    """The columns of each field, and an error for each field that no sample has.
 
-    Also why no sample has a field.
+    A sample that lacks a field has the entries of the first sample that has it.
     """
     if request.sample == "group":
         matches, above = chosen_groups(group.file, group.path, request.group, allow_external=False), dict[str, Any]()
@@ -152,7 +146,7 @@ def _listed(
         except LIBRARY_ERRORS:
             if isinstance(group.node(name), h5py.Dataset):
                 continue  # beside the groups
-            open_dataset(group.file, group.path, name)  # says what is wrong
+            open_dataset(group.file, group.path, name)  # raises an error that says more
             raise
         for key, field in request.fields.items():
             full = names_of[key].replace("*", name, 1).strip("/")
@@ -173,7 +167,7 @@ def _listed(
 
 
 def _names_of_samples(request: PartRequest) -> dict[str, str]:
-    """The dataset of each field, with a ``*`` for the name of the group, or of the dataset, that is a sample."""
+    """The dataset of each field, with a ``*`` in place of the name of a sample."""
     names = {key: field.dataset for key, field in request.fields.items()}
     if request.sample == "group":
         start = "" if request.group is None else f"{EACH}/"  # else each file is a sample
@@ -192,7 +186,7 @@ def _names_of_samples(request: PartRequest) -> dict[str, str]:
 
 
 def _named_alike(group: OpenGroup, names_of: Mapping[str, str]) -> tuple[list[str], dict[str, tuple[Any, str]]]:
-    """The names of samples by the first pattern, in natural order; for each field, its group and own name."""
+    """The names of samples, in natural order, by the first pattern; by field, its group and its name in the group."""
     above, found = dict[str, tuple[Any, str]](), list[str]()
     for key, name in names_of.items():
         path = name.partition("*")[0].rpartition("/")[0]
@@ -213,9 +207,10 @@ def _named_alike(group: OpenGroup, names_of: Mapping[str, str]) -> tuple[list[st
 class _Lister:
     def __init__(self, group: OpenGroup, field: Field, *, alone: bool) -> None:
         self._group, self._field, self._alone = group, field, alone
-        self._kind: _Values | _Images | _Places | None = None  # as the first sample with the field
+        self._kind: _Values | _Images | _Places | None = None  # None until a sample has the field
         self._lacking, self._why = array.array("q"), list[bytes]()
-        self._missing, self._unlike = list[tuple[Exception, str]](), ""  # of the first such sample
+        self._missing = list[tuple[Exception, str]]()  # the error and the dataset of the first sample without it
+        self._unlike = ""  # the dataset of the first sample that differs
 
     def add(self, number: int, node: Any, name: str, full: str) -> None:
         group, field, why = self._group, self._field, b""
@@ -228,7 +223,7 @@ class _Lister:
         except (MissingError, *LIBRARY_ERRORS) as error:
             if not isinstance(error, MissingError) and full in group.file:
                 if not field.attr:
-                    open_dataset(group.file, group.path, full)  # says what is wrong
+                    open_dataset(group.file, group.path, full)  # raises an error that says more
                 raise
             self._missing = self._missing or [(error, full)]
             if self._kind is None and number == MISSES and self._alone:
@@ -242,11 +237,11 @@ class _Lister:
     def _raise_missing(self) -> NoReturn:
         [(error, full)] = self._missing
         if not isinstance(error, MissingError):
-            open_dataset(self._group.file, self._group.path, full)  # says what is wrong
+            open_dataset(self._group.file, self._group.path, full)  # raises an error that says more
         raise error
 
     def columns(self, count: int) -> Columns:
-        """The columns of all ``count`` samples, of which most must have the type and shape of the first."""
+        """The columns of all ``count`` samples; an error if most differ from the first in type or shape."""
         lacking, why, path = np.array(self._lacking), np.array(self._why, "S"), self._group.path
         unlike = why[why != b""]
         if len(unlike) > count - len(lacking):
@@ -260,13 +255,13 @@ class _Lister:
 
 
 class _UnlikeError(Exception):
-    """A sample has another type or shape than the first."""
+    """A sample differs from the first in type or shape."""
 
 
 class _Values:
     def __init__(self, group: OpenGroup, field: Field) -> None:
         self._group, self._field, self._values = group, field, list[Any]()
-        self._dtype: np.dtype[Any] | None = None  # of the first
+        self._dtype: np.dtype[Any] | None = None  # the type of the first value
 
     def add(self, node: Any, name: str, full: str) -> None:
         low: Any = h5py
@@ -304,12 +299,12 @@ class _Images:
 
 
 class _Places:
-    """Where the datasets of one name are in the file, and their lengths; only these if libhdf5 must find them."""
+    """Lengths of the datasets of a field, and their places in the file unless libhdf5 must find one of them."""
 
     def __init__(self, group: OpenGroup, _: Field) -> None:
         self._group = group
-        self._alike: Any = None  # the first: its name, itself, and its type
-        self._first: Any = None  # the first that is not empty, and how it is stored
+        self._alike: Any = None  # the name, the handle and the type of the first dataset
+        self._first: Any = None  # the description and the creation properties of the first dataset with values
         self._unwritten = group.file.userblock_size - 1
         self._lengths, self._counts, self._chunks = array.array("q"), array.array("I"), array.array("q")
         self._places: Any = ChunkColumns(array.array("q"), array.array("I"), array.array("I"))  # type: ignore[arg-type]
@@ -360,14 +355,14 @@ class _Places:
 
 
 def _refuse_link(group: OpenGroup, within: Any, name: bytes, full: str, *, checked: bool = False) -> None:
-    """Refuse a name that leads into another file, before it is opened; if it is ``checked``, its last component."""
+    """Refuse a name that leads into another file, before it is opened; if ``checked``, only by its last component."""
     low: Any = h5py
     if (b"/" in name and not checked) or (name and within.links.get_info(name).type != low.h5l.TYPE_HARD):
         refuse_external_link(group.file, full)
 
 
 def _inspect_sample(group: OpenGroup, name: str) -> StoredDataset:
-    """A dataset that is a sample, of any number of axes. `offset`, `index` and `slow` as where it holds many."""
+    """Describe a dataset that is one sample, of any number of axes, as `inspect_dataset` describes many samples."""
     node: Any = group.node(name)
     dtype, shape = getattr(node, "dtype", np.dtype(object)), getattr(node, "shape", None)
     if shape is None or shape[:1] not in ((), (0,)) or (dtype.kind, dtype.itemsize) not in TENSOR_TYPES:
@@ -384,7 +379,7 @@ def _field(group: OpenGroup, key: str, name: str, request: PartRequest, columns:
     having = np.delete(names, lacking)
     if "values" in columns:
         label, values = name + (f"@{field.attr}" if field.attr else ""), columns["values"]
-        if field.attr and values.dtype.kind in "iu":  # the enumeration of the first sample names all values
+        if field.attr and values.dtype.kind in "iu":  # the enumeration of the first sample names the values of all
             full = in_group(name, having, 0)
             values = values.astype(value_of(group.node(full or "/").id, field, path, full).dtype)
         return kept_field(path, label, values, field, where=where, names=names, lacking=lacking)
@@ -395,7 +390,7 @@ def _field(group: OpenGroup, key: str, name: str, request: PartRequest, columns:
             raise ConfigError(f"{request.layouts[key]!r} for {key}: images have their channels first", "layout")
         rows = datasets_as_rows(path, name, columns["offsets"], columns["sizes"], names=names)
         file: Any = group.file
-        images = images_in_groups(field, rows, lambda row: np.asarray(file[in_group(name, names, row)][()]).tobytes())
+        images = images_of(field, rows, lambda row: np.asarray(file[in_group(name, names, row)][()]).tobytes())
         return StoredField(images.rows, images.decoder.spec, images=images)
     sequences = _as_one(group, name, request.layouts.get(key), names, columns)
     stored = sequences.rows
@@ -457,7 +452,7 @@ def _as_one(group: OpenGroup, name: str, layout: str | None, names: Array, colum
     if channel is not None:
         sample.insert(0, sample.pop(channel))
     dtype = first.dtype.newbyteorder("=")
-    labels = not sample and dtype.kind in "iu" and dtype != np.uint64  # as of `inspect_dataset`
+    labels = not sample and dtype.kind in "iu" and dtype != np.uint64  # as in `inspect_dataset`
     spec = FieldSpec(tuple(sample), np.dtype(np.int64) if labels else dtype, channel)
     stored = StoredDataset(path, name, shape, first.dtype, 0, spec, filtered=first.filtered, names=names)
     ends = np.cumsum(counts)

@@ -36,9 +36,9 @@ from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, as_sour
 from lit_async_data.sources.hdf5.storage.open_file import ExternalFiles, FileIdentity
 from lit_async_data.sources.table.labels import INEXACT
 
-# Names the parts of the input in a file that `pack` wrote without keeping them apart.
+# The dataset with the names of the input's parts, in a file that `pack` wrote without keeping them apart.
 PACKED_PARTS = "origin/parts"
-# Chunks per group for each chunk that samples reach into. A quarter of the chunks is then decoded twice.
+# Chunks of a group for each further chunk that a sample reads. A quarter of the chunks is then decoded twice.
 CHUNKS_PER_RUN = 4
 # Share of chunks decoded twice up to which every chunk is a group.
 MAX_DECODED_TWICE = 0.05
@@ -47,7 +47,7 @@ MIN_SHARE = 0.1
 
 
 class ChunkGrouping(NamedTuple):
-    """The first three as in `StorageLayout`."""
+    """Groups of samples that share chunks. ``runs``, ``spread`` and ``chunks_per_run`` are as in `StorageLayout`."""
 
     runs: tuple[ChunkRun, ...]
     spread: float
@@ -56,7 +56,7 @@ class ChunkGrouping(NamedTuple):
 
 
 def grouping_key(part: StoredPart) -> str:
-    """The largest field, or the largest compressed one of several samples per chunk with a tenth of its bytes."""
+    """The largest compressed field with several samples per chunk and `MIN_SHARE`; else the largest field."""
     sizes = {key: field.spec.nbytes for key, field in part.fields.items()}
     decoded = {
         key: sizes[key]
@@ -71,7 +71,7 @@ def group_samples(parts: Sequence[StoredPart], key: str) -> ChunkGrouping:
         runs = tuple(ChunkRun(part.rows, part.fields[key].values.chunk_rows) for part in parts)
         return ChunkGrouping(runs, 1.0, 1, 1)
     if not any(part.fields[key].values.filtered for part in parts):
-        # Nothing is decoded, so grouping gains nothing; and there may be very many chunks.
+        # Nothing is decoded, so groups save nothing, and there may be very many chunks.
         return ChunkGrouping((ChunkRun(sum(part.anchors.count for part in parts), 1),), 1.0, 1, 1)
     alone = _grouping(parts, key, 1)
     reach = alone.max_slabs - 1
@@ -102,34 +102,26 @@ def _grouping(parts: Sequence[StoredPart], key: str, chunks_per_run: int) -> Chu
 
 def _grouped_extents(part: StoredPart, key: str, chunks_per_run: int) -> tuple[Indices, Indices, Indices]:
     """For each group of samples that begin in the same chunks: its samples, and its first and last chunk."""
-    field, count = part.fields[key], part.anchors.count
-    rows = field.values.chunk_rows
-    begins = _group_starts(part, key, chunks_per_run)
-    counts = np.diff(np.append(begins, count))
-    if part.anchors.chosen is None and field.stored is field.values:
-        ends = part.anchors.rows(begins + counts - 1)
-        return counts, field.extent(part.anchors.rows(begins))[0] // rows, field.extent(ends)[1] // rows
-    first, last = field.extent(part.anchors.rows(np.arange(count)))
-    return counts, np.minimum.reduceat(first // rows, begins), np.maximum.reduceat(last // rows, begins)
-
-
-def _group_starts(part: StoredPart, key: str, chunks_per_run: int) -> Indices:
     field, anchors = part.fields[key], part.anchors
-    rows = field.values.chunk_rows * chunks_per_run
+    rows = field.values.chunk_rows
     if anchors.chosen is None and field.stored is field.values:
         # By arithmetic, since there may be very many samples: the first sample whose window begins in the next chunks.
         first = anchors.first + field.span[0]
-        last = first + (anchors.count - 1) * anchors.stride
-        borders = np.arange(first // rows + 1, last // rows + 1) * rows
+        last, run = first + (anchors.count - 1) * anchors.stride, rows * chunks_per_run
+        borders = np.arange(first // run + 1, last // run + 1) * run
         begins = np.append(0, -((first - borders) // anchors.stride))
-        starts: Indices = begins[np.append(True, np.diff(begins) > 0)]
-        return starts
-    home = field.extent(anchors.rows(np.arange(anchors.count)))[0] // rows
-    return np.append(0, np.flatnonzero(np.diff(home)) + 1)
+        begins = begins[np.append(True, np.diff(begins) > 0)]
+        counts = np.diff(np.append(begins, anchors.count))
+        ends = anchors.rows(begins + counts - 1)
+        return counts, field.extent(anchors.rows(begins))[0] // rows, field.extent(ends)[1] // rows
+    firsts, lasts = (each // rows for each in field.extent(anchors.rows(np.arange(anchors.count))))
+    begins = np.append(0, np.flatnonzero(np.diff(firsts // chunks_per_run)) + 1)
+    counts = np.diff(np.append(begins, anchors.count))
+    return counts, np.minimum.reduceat(firsts, begins), np.maximum.reduceat(lasts, begins)
 
 
 def _runs(counts: Indices) -> Iterator[ChunkRun]:
-    """Groups as runs of equal size; a last, smaller group ends the run before it."""
+    """Runs of groups of equal size. A last, smaller group belongs to the run before it."""
     borders = np.append(0, np.flatnonzero(np.diff(counts)) + 1)
     sizes, repeats = counts[borders].tolist(), np.diff(np.append(borders, len(counts))).tolist()
     for size, repeat in zip(sizes, repeats, strict=True):
@@ -149,14 +141,14 @@ log = logging.getLogger(__name__)
 @dataclasses.dataclass(frozen=True)
 class PartRequest:
     fields: Mapping[str, Field]
-    layouts: Mapping[str, str]  # letters of the axes, by batch key, where given
+    layouts: Mapping[str, str]  # letters of the axes, by the batch keys that have some
     group: str | Sequence[str] | None
     sample: str  # ``row``, ``group`` or ``dataset``
     rows: str | None  # name of a dataset with row numbers or a mask, or None
     stride: int
     allow_external: bool
     alone: bool = True  # whether there is one file
-    rate: Any = None  # rows per second, or the field that holds them, if ``rows`` are seconds
+    rate: Any = None  # rows per second, or the field that holds this number, if ``rows`` are seconds
 
 
 class Clock(NamedTuple):
@@ -172,25 +164,25 @@ class Clock(NamedTuple):
 
 
 class Lacking(NamedTuple):
-    """The rows that cannot be read, ascending; and why, as bytes: none if the dataset is missing."""
+    """The rows that cannot be read."""
 
-    rows: Indices
-    why: npt.NDArray[np.bytes_]
+    rows: Indices  # ascending
+    why: npt.NDArray[np.bytes_]  # a message for each row; empty if its dataset is missing
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredPart:
     path: str
-    group: str  # the group in it; ``"/"`` for the root; with a ``*`` if a group or dataset is a sample
+    group: str  # ``"/"`` for the root; with a ``*`` if each group or dataset is a sample
     fields: Mapping[str, StoredField]
     anchors: WindowStarts  # the row of each sample
-    empty: FormatError | None = None  # why there are no fields; None if there are
+    empty: FormatError | None = None  # why the part has no fields; None if it has
     names: npt.NDArray[np.bytes_] | None = None  # the name in place of ``*`` for each row, as bytes
-    # The row of the table of each row, or one for all; −1 for none. None without a table.
+    # The row of the table for each row of the part, or one for all; −1 for none. None without a table.
     table_rows: Indices | None = None
-    lacking: Mapping[str, Lacking] = dataclasses.field(default_factory=dict)  # by field
-    absent: Mapping[str, SourceError] = dataclasses.field(default_factory=dict)  # why no row has a field
-    clock: Clock | None = None  # of chosen rows that are seconds
+    lacking: Mapping[str, Lacking] = dataclasses.field(default_factory=dict)  # by batch key
+    absent: Mapping[str, SourceError] = dataclasses.field(default_factory=dict)  # why no row has a field, by batch key
+    clock: Clock | None = None  # turns seconds into rows, if the user chose rows by seconds
 
     @property
     def rows(self) -> int:
@@ -210,18 +202,18 @@ class StoredPart:
 
     @property
     def overlap(self) -> int:
-        """How many of the samples after it share rows with a sample."""
+        """The largest number of later samples that share rows with a sample."""
         spans = [field.span for field in self.fields.values()]
-        # Padding repeats rows between a window and the own row of its sample.
+        # Padding repeats rows between a window and the anchor.
         spans += [(0, 1)] if any(field.pad for field in self.fields.values()) else []
         return self.anchors.overlap(max(end for _, end in spans) - min(begin for begin, _ in spans))
 
     def dataset_key(self, stored: StoredDataset) -> str:
-        """One for the dataset in all groups; with the sample axis, which fields may choose differently."""
+        """The name of a dataset within its group, the same for all groups, and the sample axis, which fields choose."""
         return f"{stored.name.strip('/').removeprefix(self.group.strip('/') + '/')} {stored.axis}"
 
     def spans(self) -> dict[str, Span | None]:
-        """The rows read around an anchor, by `dataset_key`; None for datasets of elements rather than rows."""
+        """The rows that are read around an anchor, by `dataset_key`; None for datasets without a row per anchor."""
         spans: dict[str, Span | None] = {}
         for field in self.fields.values():
             if isinstance(field.stored, StoredRanges) or field.at:
@@ -233,7 +225,7 @@ class StoredPart:
         return spans
 
     def sample(self, dataset: str | None, row: int, among: Indices) -> int | None:
-        """The first of these samples that reads a row (or an element) of a dataset; None if none does."""
+        """The first sample ``among`` these that reads a row (or an element) of a dataset; None if none does."""
         anchors = self.anchors.rows(among)
         names: dict[str, Any] = {} if self.names is None else {"names": self.names}
         for field in self.fields.values():
@@ -258,7 +250,7 @@ class StoredPart:
         stored, (rows, why) = self.fields[key].values, self.lacking[key]
         what = why[np.searchsorted(rows, row)].decode()
         kind = CorruptError if self.names is None else FormatError if what else MissingError
-        whole = dataclasses.replace(stored, names=self.names)  # with the names of all samples
+        whole = dataclasses.replace(stored, names=self.names)  # the field repeats a name where a sample lacks it
         return whole.error(kind, what or "is missing; write it", row)
 
     def group_of(self, row: int) -> str:
@@ -270,7 +262,7 @@ class StoredPart:
         return self.table_rows[rows if len(self.table_rows) > 1 else np.zeros_like(rows)]
 
     def column(self, name: str, *, allow_external: bool) -> tuple[npt.NDArray[Any], Coded]:
-        """The value of a dataset with one axis at the row of every sample; None of categories without one."""
+        """The value of a dataset with one axis for each sample; None where a category is missing."""
         where = f"{self.path}:/{name.strip('/')}"
         with as_source_errors(where, "cannot be read", file=self.path, dataset=name), open_h5py(self.path) as file:
             group = OpenGroup(file, self.path, self.group, IndexCache(None), allow_external)
@@ -339,7 +331,9 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
         log.warning("%s: the %d parts that %s names %s", group.path, len(packed), packed.name, what)
     for key, field in request.fields.items():
         if field.attr:
-            fields[key] = inspect_attribute(group, key, field, rows)
+            name, _, value = _attribute(group, field)
+            label, one = f"{name.strip('/')}@{field.attr}", value.reshape(1)
+            fields[key] = kept_field(group.path, label, one, field, rows=rows, where=f"fields.{key}")
     lost = {key: of.sequences.lost for key, of in (fields | of_anchors).items() if of.sequences}
     outside = b"refers to a place outside of the file; restore the file"
     lacking = {key: Lacking(own, np.array([outside] * len(own))) for key, own in lost.items() if len(own)}
@@ -359,7 +353,7 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
 def _inspect_fields(
     group: OpenGroup, request: PartRequest
 ) -> tuple[dict[str, StoredField], dict[str, StoredField], list[FormatError]]:
-    """The fields with a value for each row, those with one for each anchor, and the errors of empty ones."""
+    """The fields with a value for each row, the fields with a value for each anchor, and errors of empty fields."""
     fields, of_anchors = dict[str, StoredField](), dict[str, StoredField]()
     empty = list[FormatError]()
     for key, field in request.fields.items():
@@ -419,7 +413,7 @@ def kept_field(
     names: Any = None,
     lacking: Any = (),
 ) -> StoredField:
-    """A field of values that are kept in memory: one for each row, or one for all ``rows``. Some may lack a text."""
+    """A field of values kept in memory: one for each row, or one for all ``rows``. Rows in ``lacking`` have none."""
     native = values.dtype.newbyteorder("=")
     shape, row = (rows or len(values),), FieldSpec((), native)
     stored = StoredDataset(path, name, shape, native, 0, row, kept=values, names=names)
@@ -434,12 +428,6 @@ def kept_field(
     return StoredField(dataclasses.replace(stored, dtype=kept.dtype, spec=spec, kept=kept), spec)
 
 
-def inspect_attribute(group: OpenGroup, key: str, field: Field, rows: int) -> StoredField:
-    name, _, value = _attribute(group, field)
-    label = f"{name.strip('/')}@{field.attr}"
-    return kept_field(group.path, label, value.reshape(1), field, rows=rows, where=f"fields.{key}")
-
-
 def _attribute(group: OpenGroup, field: Field) -> tuple[str, Any, npt.NDArray[Any]]:
     name = group.name(field.dataset) if field.dataset else group.group
     node = group.node(name)
@@ -449,7 +437,7 @@ def _attribute(group: OpenGroup, field: Field) -> tuple[str, Any, npt.NDArray[An
 
 
 def _clock(group: OpenGroup, given: Any) -> Clock | None:
-    """The clock of a part, by the number, dataset or attribute that holds the rows per second."""
+    """The clock of a part from its rows per second: a number, a dataset or an attribute."""
     if given is None:
         return None
     number, start = np.asarray(given), 0.0
@@ -473,7 +461,7 @@ def _at_anchors(field: StoredField, part: StoredPart) -> StoredField:
 
 
 def _advice(fields: Mapping[str, StoredField], *, chosen: bool) -> str:
-    """Advice on fields of different lengths: another sample axis, or a lookup."""
+    """Advice on fields of different lengths."""
     for key, field in fields.items():
         shape = field.values.shape
         same = [each for each in fields.values() if len(shape) > 1 and each.values.shape[1:] == shape]
@@ -498,7 +486,7 @@ def _advice(fields: Mapping[str, StoredField], *, chosen: bool) -> str:
 
 
 def _other_axis(key: str, field: StoredField, fields: Mapping[str, StoredField]) -> str:
-    """A question, if another axis of a field is as long as another field; else empty."""
+    """A question to the user if a later axis of a field is as long as another field; else empty."""
     others = {each.stored.rows for each in fields.values()} - {field.stored.rows}
     shape = field.values.shape
     axes = [axis for axis, n in enumerate(shape) if n in others]
@@ -515,7 +503,10 @@ def _other_axis(key: str, field: StoredField, fields: Mapping[str, StoredField])
 def row_numbers(
     given: Any, rows: int, where: str = "it", name: str = "", *, none: bool = False, clock: Clock | None = None
 ) -> Indices:
-    """Row numbers from these, times or a mask, which ``where`` holds, also ``none``; ``name`` if that is a dataset."""
+    """The rows that the user chose by numbers, times or a mask.
+
+    Messages call the choice ``where``; ``name`` is its dataset, if it is one. With ``none``, it may be empty.
+    """
     numbers: npt.NDArray[Any] = np.asarray(given)
     if none and not numbers.size:
         return np.empty(0, np.int64)
@@ -539,6 +530,10 @@ def row_numbers(
 
 
 def log_warnings(part: StoredPart) -> None:
+    key, first = next(iter(part.fields.items()))
+    if first.span[0] > 1 and not first.windowed:  # the first field is the input, which is rarely ahead of the target
+        n = first.span[0]
+        log.warning("%s: window=%d is a single row, %d rows ahead; window=(0, %d) is %d rows", key, n, n, n, n)
     fields = [each for field in part.fields.values() for each in field.channels or (field,)]
     slow = {str(field.values): field.values.slow for field in fields if field.values.slow}
     for name, reason in slow.items():
@@ -550,7 +545,7 @@ def log_warnings(part: StoredPart) -> None:
 
 
 def with_longest(parts: Sequence[StoredPart]) -> list[StoredPart]:
-    """The parts, in which samples of variable length are padded to the longest of all."""
+    """The parts, with samples of variable length padded to the longest sample of all parts."""
     padded = list[StoredPart]()
     for part in parts:
         fields = dict(part.fields)

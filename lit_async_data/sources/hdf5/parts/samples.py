@@ -1,4 +1,4 @@
-"""The samples of a source over all of its parts: at a stride, or at chosen rows; what a table says of them."""
+"""The samples of a source over all of its parts: at a stride, or at chosen rows; their rows in a table."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from lit_async_data.sources.table.formats import NoColumnError, is_number, is_te
 from lit_async_data.sources.table.labels import Labels, in_order, no_classes, note_names, trim
 from lit_async_data.sources.table.table import Table, TableReader
 
-#: The owners of rows of the table: ``"file"``, ``"group"``, or ids; by the column, if that has another name.
+#: Whose rows the table has: ``"file"``, ``"group"``, or ids; or a mapping from the name of the column to one of these.
 On = str | Field | Mapping[str, FieldLike]
 Unmatched = Literal["error", "skip"]
-# The key of the field that rows of the table are found by, while parts are inspected.
+# The key of the field of ids, by which rows of the table are found, while parts are inspected.
 KEY = "(on)"
 OPTIONS = {"name", "dtype", "classes", "kind", "null", "separator"}
 
@@ -63,7 +63,7 @@ class JoinedTable:
             raise ConfigError(f"{error}; if a column has another name, write on={{COLUMN: {what!r}}}", "on") from None
         self.labels = dict[str, Labels]()  # the values of `fields`, one for each row of the table that has samples
         of = self._what
-        # The field that says whose each sample is, by `KEY`; empty if its file or group does.
+        # The field of ids, by `KEY`; empty if the file or the group of a sample determines its row.
         self.keys = {KEY: dataclasses.replace(of, kind="text", null="error")} if isinstance(of, Field) else {}
 
     def _find(self, name: str) -> Table | None:
@@ -107,7 +107,7 @@ class JoinedTable:
         return own
 
     def _rows_of(self, units: Mapping[str, Sequence[str]]) -> Indices:
-        """The row of each unit, which has several names; −1 without one."""
+        """The row of the table for each unit, a file, group or id, by any of its names; −1 if there is none."""
         codes, texts = self._table.encoded(self._column)
         counts = collections.Counter(itertools.chain(*units.values()))
         unit_of = {name: unit for unit, names in units.items() for name in names if counts[name] == 1}
@@ -148,7 +148,7 @@ class JoinedTable:
         return np.array([rows.get(unit, -1) for unit in units], np.int64)
 
     def _kept(self, rows: Indices) -> Indices:
-        """Keep only these rows of the table, with their labels; their new numbers, −1 without a row or a value."""
+        """Keep only these rows of the table. Returns their new numbers: −1 where a row is −1, or a value is dropped."""
         used, whole = np.unique(rows[rows >= 0]), self._table
         self._table = whole.taken(used)
         self._reader.select(used)
@@ -186,7 +186,7 @@ class JoinedTable:
 
 
 def _column_and_what(on: Any) -> tuple[str, str | Field]:
-    """The column of files, groups or ids in the table; and the field of ids in the files, ``"file"`` or ``"group"``."""
+    """The column of the table that ``on`` names, and whose rows it has: ``"file"``, ``"group"``, or a field of ids."""
     name = on.attr or os.path.basename(on.dataset) if isinstance(on, Field) else on
     column, what = next(iter(on.items())) if isinstance(on, Mapping) and len(on) == 1 else (name, on)
     if not isinstance(column, str):
@@ -196,7 +196,7 @@ def _column_and_what(on: Any) -> tuple[str, str | Field]:
 
 
 def ends_of(unit: str) -> list[str]:
-    """The names that a file or group may be given: its path, or the end of it, with the ending or without."""
+    """The names of a file or group: its path and every end of the path; those of files also without the suffix."""
     _, *parts = f"/{unit.strip('/')}".split("/")
     names = [f"/{unit.strip('/')}", *("/".join(parts[first:]) for first in range(len(parts)))]
     return [*(os.path.splitext(each)[0] for each in names if os.path.isabs(unit)), *names]
@@ -228,8 +228,8 @@ def check_distinct(files: Mapping[str, FileIdentity]) -> None:
     for path, identity in files.items():
         other = seen.setdefault((identity.device, identity.inode), path)
         if other != path:
-            what = f"{other} and {path} are the same file, whose samples would count twice; give one of them"
-            raise ConfigError(what, "path")
+            what = "are the same file, whose samples would count twice; give one of them"
+            raise ConfigError(f"{other} and {path} {what}", "path")
 
 
 def checked_stride(stride: Any, rows: object) -> int:
@@ -242,7 +242,7 @@ def checked_stride(stride: Any, rows: object) -> int:
 
 
 def select_rows(parts: Sequence[StoredPart], rows: Any, every: Sequence[StoredPart]) -> list[StoredPart]:
-    """The parts with samples at chosen rows, over the rows of all parts or by part; ``every`` part counts in a list."""
+    """The parts with samples at chosen rows. In a list by part, ``every`` part has an entry, also an empty one."""
     names = _names_of(every)
     by_part = _by_part(rows, names)
     if by_part is not None:
@@ -285,7 +285,7 @@ def _selected(parts: Sequence[StoredPart], rows: Any) -> list[StoredPart]:
 
 
 def _names_of(parts: Sequence[StoredPart]) -> dict[str, str]:
-    """The parts by each name that only one has: ends of the path of its file, or of this and its group."""
+    """The parts by each name that only one part has: an end of the path of its file, or of the path and the group."""
     ends = {str(p): ends_of(p.path if p.group == "/" or p.names is not None else str(p).lstrip("/")) for p in parts}
     times = collections.Counter(itertools.chain(*ends.values()))
     pairs = [(end, part) for part, listed in ends.items() for end in (*reversed(listed), part)]
@@ -293,18 +293,18 @@ def _names_of(parts: Sequence[StoredPart]) -> dict[str, str]:
 
 
 def _by_part(rows: Any, names: Mapping[str, str]) -> dict[str, Any] | None:
-    """Rows by their part, or None if they are not given so."""
+    """The rows of each part, or None if they are not given by part."""
     every = list(dict.fromkeys(names.values()))
     if isinstance(rows, Mapping):
         found = [names.get(str(key), names.get(str(key).strip("/"), "")) for key in rows]
         for number, (key, part) in enumerate(zip(rows, found, strict=True)):
             if not part or part in found[:number]:
                 what = "is the end of no part, or of several" if not part else "names a part that another key names"
-                raise ConfigError(f"{key!r} {what}; parts are {_named(every)}", "rows")
+                raise ConfigError(f"{key!r} {what}; parts are {few(every, NAMED)}", "rows")
     elif isinstance(rows, Sequence) and any(hasattr(each, "__len__") and np.ndim(each) for each in rows):
         if len(rows) != (count := len(every)):
             what = f"a list for {len(rows)} parts, but there are {count}; give an array for each, empty for none"
-            raise ConfigError(f"{what}: {_named(every)}", "rows")
+            raise ConfigError(f"{what}: {few(every, NAMED)}", "rows")
         found = every
     else:
         return None
@@ -317,16 +317,11 @@ def with_rows(parts: Sequence[StoredPart]) -> list[StoredPart]:
     if len(parts) == 1 and parts[0].empty:
         raise parts[0].empty
     if empty:
-        listed = _named([str(part) for part in empty])
+        listed = few([str(part) for part in empty], NAMED)
         if len(empty) == len(parts):
             raise FormatError(f"{listed}: none of them holds samples; check path= and group=", file=empty[0].path)
         log.warning("%d of %d parts hold no samples and are left out: %s", len(empty), len(parts), listed)
     return [part for part in parts if not part.empty]
-
-
-def _named(parts: Sequence[str]) -> str:
-    more = f" and {len(parts) - NAMED} more" if len(parts) > NAMED else ""
-    return ", ".join(parts[:NAMED]) + more
 
 
 def parts_left_out(parts: Sequence[StoredPart]) -> str:
@@ -335,7 +330,7 @@ def parts_left_out(parts: Sequence[StoredPart]) -> str:
 
 
 def rows_left_out(parts: Sequence[StoredPart]) -> str:
-    """How many rows begin no window, since it would reach beyond their part; empty if there are none."""
+    """A message that counts the rows whose windows would reach beyond their part; empty if there are none."""
     ranges = [(part.rows, *part.anchor_range) for part in parts]
     lost = sum(rows - max(last - first + 1, 0) for rows, first, last in ranges)
     if not lost:
@@ -346,12 +341,12 @@ def rows_left_out(parts: Sequence[StoredPart]) -> str:
 
 
 def drop_empty(parts: Sequence[StoredPart]) -> list[StoredPart]:
-    """The parts that have samples. Warns of the others: the user may have meant a shorter window."""
+    """The parts that have samples. Warns of parts that are shorter than a window."""
     short = [part for part in parts if not part.anchors.count and part.anchors.chosen is None]
     if short:
         spans = [field.inside for field in short[0].fields.values()]
         window = max(end for _, end in spans) - min(begin for begin, _ in spans)
-        named = _named([f"{part} ({part.rows} rows)" for part in short])
+        named = few([f"{part} ({part.rows} rows)" for part in short], NAMED)
         listed = f"{named}: shorter than the windows of a sample, {window} rows"
         if len(short) == len(parts):
             cure = "make window shorter, write Field(pad='last'), or name another axis N in layout="
@@ -383,7 +378,7 @@ def without(parts: Sequence[StoredPart], exclude: Exclude, name: str) -> list[St
 
 
 def check_null(parts: Sequence[StoredPart], fields: Mapping[str, Field]) -> None:
-    """Refuse ``null`` of a field that has text, names of numbers or a mask in no part; it may in some."""
+    """Refuse ``null`` for a field that has neither text, nor names of numbers, nor a mask in any part."""
     for key in (key for key, field in fields.items() if field.null != "error" and key != KEY):
         found = [each for part in parts for each in (part.fields[key], *part.fields[key].channels)]
         named = any(each.text or each.spec.classes or each.spec.meanings for each in found)
@@ -412,7 +407,7 @@ def named_alike(parts: Sequence[StoredPart]) -> list[StoredPart]:
 
 
 def renamed(part: StoredPart, names: Mapping[str, Sequence[str]], cure: str = "") -> StoredPart:
-    """A part with text numbered by other names. Those of the user stay."""
+    """A part whose text is numbered by other names, except where the user gave names."""
     others = {key: tuple(names[key]) for key, own in found_names(part).items() if tuple(names.get(key, own)) != own}
     fields = {key: _renamed(part.fields[key], wanted, cure) for key, wanted in others.items()}
     return dataclasses.replace(part, fields={**part.fields, **fields})

@@ -41,7 +41,7 @@ from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset
 from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, context_of, h5py
 
 Span = tuple[int, int]
-# Lookup tables are kept in memory, one per file. This is their largest size.
+# The largest size of a lookup table. One per file is kept in memory.
 TABLE_BYTES = 256 * 2**20
 LENGTH = FieldSpec((), np.dtype(np.int64))  # the field of lengths
 RANGES = {"csr": "sparse rows", "csc": "a sparse matrix", "variable": "samples of variable length"}
@@ -49,7 +49,7 @@ RANGES = {"csr": "sparse rows", "csc": "a sparse matrix", "variable": "samples o
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WindowStarts:
-    """Anchors at equal steps, or chosen ones."""
+    """The anchors of samples: at equal steps, or chosen by the user."""
 
     first: int
     stride: int
@@ -58,7 +58,7 @@ class WindowStarts:
 
     @classmethod
     def within(cls, rows: int, spans: Sequence[Span], stride: int) -> WindowStarts:
-        """Those whose windows, one span for each field, lie inside a part."""
+        """The anchors whose windows, one span for each field, lie inside a part."""
         first, last = anchor_range(rows, spans)
         return cls(first, stride, max((last - first) // stride + 1, 0))
 
@@ -74,18 +74,18 @@ class WindowStarts:
         return self.first + samples * self.stride
 
     def fingerprint(self, rows: int) -> int:
-        """Differs between choices of anchors; 0 if all rows are."""
+        """Differs between choices of anchors; 0 if every row is an anchor."""
         if self.chosen is not None:
             return zlib.crc32(self.chosen.tobytes()) + 1
         whole = (self.first, self.stride, self.count) == (0, 1, rows)
         return 0 if whole else zlib.crc32(f"{self.first} {self.stride} {self.count}".encode()) + 1
 
     def overlap(self, length: int) -> int:
-        """How many of the samples after it share rows with a sample, if each reads this many rows."""
+        """The largest number of later samples that share rows with a sample, if each reads ``length`` rows."""
         if self.chosen is None:
             return min(-(-length // self.stride), self.count) - 1
         if (np.diff(self.chosen) >= length).all():
-            return 0  # the usual case, which is found much sooner
+            return 0  # the usual case; this test is much faster than the next lines
         ordered = np.sort(self.chosen)
         nearest = np.searchsorted(ordered, ordered + length) - np.arange(self.count)
         most = int(nearest.max()) - 1
@@ -94,7 +94,7 @@ class WindowStarts:
 
 
 def anchor_range(rows: int, spans: Sequence[Span]) -> Span:
-    """The first and the last anchor whose windows lie inside a part; there is none if the last is smaller."""
+    """The first and the last anchor whose windows lie inside a part. If no anchor does, the last is smaller."""
     return max(0, *(-begin for begin, _ in spans)), rows - max(1, *(end for _, end in spans))
 
 
@@ -107,17 +107,17 @@ class StoredField:
     windowed: bool = False  # whether the rows of a sample have an axis of their own
     # How windows that reach beyond the part are filled; None if there are none.
     pad: Literal["last", "zero"] | None = None
-    lengths: Indices | None = None  # the length of each row, if the field holds these; None if it holds the rows
-    mask_of: Span | None = None  # the window whose real rows the field marks; None if it holds values
+    lengths: Indices | None = None  # the values of a field of lengths; None for other fields
+    mask_of: Span | None = None  # the window whose real rows a mask marks; None for other fields
     packed: tuple[str, ...] = ()  # NetCDF attributes of packed values that are delivered as stored
     step: int = 1  # rows from one row of a window to the next
-    images: StoredImages | None = None  # how its rows are decoded; None if they are values
-    # Its rows, if they have variable lengths but are no ranges of one dataset; else None.
+    images: StoredImages | None = None  # None if rows are no encoded images
+    # Rows of variable length that are no ranges of one dataset; None for other rows.
     sequences: StoredSequences | None = None
-    fill: float = 0  # what samples of variable length are padded with
-    text: Field | None = None  # the user's field, if its values are numbers of text; else None
-    channels: tuple[StoredField, ...] = ()  # the fields that are its channels; empty if it is of one dataset
-    # If it has a value for each anchor: their rows, ascending, and the number of each; else None.
+    fill: float = 0  # padding of samples of variable length
+    text: Field | None = None  # the user's field, if values are numbers of text; else None
+    channels: tuple[StoredField, ...] = ()  # a field for each channel; empty if the field is one dataset
+    # If the field has a value for each anchor: the anchors, ascending, and the row of each value; else None.
     at: tuple[Indices, Indices] | None = None
     left: bool = False  # whether samples of variable length are padded on the left
 
@@ -152,7 +152,7 @@ class StoredField:
 
     @property
     def reach(self) -> Span:
-        """The rows read around an anchor; with ``pad`` also where the window was moved into the part."""
+        """The rows that are read around an anchor. With ``pad``, a window may be moved into the part."""
         begin, end = self.span
         return (min(begin, 1 + begin - end), max(end, end - begin)) if self.pad else self.span
 
@@ -165,17 +165,17 @@ class StoredField:
         return anchors if self.at is None else self.at[1][np.searchsorted(self.at[0], anchors)]
 
     def begins(self, anchors: Indices) -> Indices:
-        """The first row that is read for samples: windows that reach beyond the part are moved into it."""
+        """The first row that is read for each sample. Windows that reach beyond the part are moved into it."""
         begins = anchors + self.span[0]
         return np.clip(begins, 0, self.stored.rows - self.length) if self.pad else begins
 
     def window_rows(self, anchors: Indices) -> Indices:
-        """Each row of the windows of samples, shape (n, window); beyond the part, its nearest row."""
+        """The rows of the windows of samples, shape (n, window). Beyond the part, the nearest row repeats."""
         rows: Indices = np.clip(anchors[:, None] + np.arange(*self.span, self.step), 0, self.stored.rows - 1)
         return rows
 
     def extent(self, anchors: Indices) -> tuple[Indices, Indices]:
-        """The first and the last row, or element, that samples read."""
+        """The first and the last row, or element, that each sample reads."""
         first = self.begins(self.own(anchors))
         last = first + self.length - 1
         if isinstance(self.stored, StoredRanges):
@@ -185,7 +185,7 @@ class StoredField:
 
 
 def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) -> dict[str, StoredField]:
-    """Padded samples bring a field of their lengths, padded windows one of their mask."""
+    """A field by its key. Padded samples add a field of their lengths, padded windows a field of their mask."""
     name, where = group.name(field.dataset), f"fields.{key}"
     if field.stacked:
         return _stacked(key, layout, [inspect_field(group, key, each, layout) for each in field.stacked])
@@ -233,7 +233,7 @@ def _inspect_numbers(group: OpenGroup, field: Field, layout: str | None, where: 
         step=field.steps.step,
     )
     spec = delivered_spec(field, row, where)
-    # Windows are read as stored, rows of one integer as int64.
+    # Windows are read in the stored type, single integers as int64.
     cast = spec.dtype != (stored.spec.dtype if field.rows is None else stored.dtype.newbyteorder("="))
     numbered = numbering is not None and bool(numbering.targets)
     steps = stored.member, table, field.column, packing, coded.mask
@@ -244,10 +244,10 @@ def _inspect_numbers(group: OpenGroup, field: Field, layout: str | None, where: 
 
 
 def _check_applicable(group: OpenGroup, coded: Coded, field: Field, where: str) -> None:
-    """Refuse options of samples of variable length for others."""
+    """Refuse options of samples of variable length for other samples."""
     for option in VARIABLE:
         if getattr(field, option) != getattr(Field, option):
-            group.inspect_dataset(*group.split(coded.name))  # says if there is none
+            group.inspect_dataset(*group.split(coded.name))  # raises if the dataset is missing
             what = f"{group.path}:/{coded.name.strip('/')} holds no samples of variable length; leave it out"
             raise ConfigError(what, f"{where}.{option}")
 
@@ -278,7 +278,7 @@ def _row_numbers(group: OpenGroup, name: str, where: str) -> StoredDataset:
 
 
 def _lookup_table(group: OpenGroup, stored: StoredDataset, column: int | None, where: str) -> npt.NDArray[Any]:
-    """A lookup table in memory, one row per number. All groups of a file share it."""
+    """A lookup table in memory. All groups of a file share it."""
     key = str(stored), column, stored.axis
     if key not in group.tables:
         if stored.nbytes > TABLE_BYTES:
@@ -311,7 +311,7 @@ def _packing(dataset: h5py.Dataset, field: Field, where: str) -> Packing:
 def numbered_row(
     coded: Coded, field: Field, row: FieldSpec, stored: StoredDataset, where: str
 ) -> tuple[Numbering | None, FieldSpec]:
-    """The numbers to deliver for stored ones, and the delivered rows; None for values other than whole numbers."""
+    """The numbering of whole numbers, None for other values; and the delivered row."""
     if row.dtype.kind not in "iub":
         if field.classes is None:
             return None, row
@@ -343,7 +343,7 @@ def _stacked(key: str, layout: str | None, found: list[dict[str, StoredField]]) 
     narrow = first.spec.narrow if len({each.spec.narrow for each in fields}) == 1 else None
     shape = (*shape[:axis], len(fields), *shape[axis:])
     spec = dataclasses.replace(first.spec, shape=shape, narrow=narrow, classes=(), meanings=())
-    # That of the most chunks is shuffled by them.
+    # The (compressed) field with the largest chunks stands for all channels when samples are grouped by chunks.
     most = max(fields, key=lambda each: (each.values.filtered, each.values.chunk_rows))
     stacked = dataclasses.replace(most, spec=spec, conversion=None, packed=(), channels=tuple(fields))
     return {**found[0], key: stacked}
@@ -378,7 +378,7 @@ def _with_window(key: str, field: Field, of_key: StoredField) -> dict[str, Store
 def _inspect_ranges(
     group: OpenGroup, key: str, field: Field, kind: str, of: Delimited | np.dtype[Any] | None
 ) -> dict[str, StoredField]:
-    """A field of sparse rows, or of samples of variable length, which may be elements in the global heap."""
+    """A field of sparse rows, or of samples of variable length: ranges of a dataset, or elements in the global heap."""
     name, of_kind = group.name(field.dataset), RANGES.get(kind, RANGES["variable"])
     full = f"{group.path}:/{name.strip('/')}"
     padding = VARIABLE if kind in ("csr", "csc") else ()
@@ -394,11 +394,9 @@ def _inspect_ranges(
 
 
 def padded_fields(key: str, field: Field, found: StoredRanges | StoredSequences) -> dict[str, StoredField]:
-    if isinstance(found, StoredRanges):
-        sequences, lengths = None, None if found.columns else found.lengths
-    else:
-        sequences, lengths = found, found.lengths
+    sequences = found if isinstance(found, StoredSequences) else None
     stored = found.rows if isinstance(found, StoredSequences) else found
+    lengths = None if isinstance(found, StoredRanges) and found.columns else found.lengths
     spec = delivered_spec(field, found.spec, f"fields.{key}")
     if lengths is not None:
         spec = dataclasses.replace(spec, padded=field.pad_side)
@@ -409,10 +407,10 @@ def padded_fields(key: str, field: Field, found: StoredRanges | StoredSequences)
 
 
 def delivered_spec(field: Field, row: FieldSpec, where: str) -> FieldSpec:
-    """The field in a batch, given its rows before the window and the cast."""
+    """The field in a batch, given a row before windows and the cast."""
     shape, channel, dtype, lead = row.shape, row.channel, row.dtype, 0
     if field.rows is not None:
-        # N, then C, then the rest as stored, which begins with the rows of the window.
+        # N, then C, then the rows of the window, then the rest as stored.
         shape = (field.rows, *shape) if channel is None else (shape[0], field.rows, *shape[1:])
         channel, lead = (None, 1) if channel is None else (channel + 1, 0)
     to = np.dtype(np.int64) if not shape and dtype.kind in "iu" else dtype
@@ -423,7 +421,7 @@ def delivered_spec(field: Field, row: FieldSpec, where: str) -> FieldSpec:
     if not _holds(to, field.fill):
         what = f"{field.fill!r} is not a value of {to}; give another dtype, or another value"
         raise ConfigError(what, f"{where}.fill")
-    # Only where no value can be lost, since a cast on the device is not checked.
+    # Only if no value can be lost, since a cast on the device is not checked.
     narrows = dtype.itemsize < to.itemsize and np.can_cast(dtype, to, "safe") and _holds(dtype, field.fill)
     narrow = dtype if narrows and field.dtype is not None else None
     concat = row.ragged and field.ragged == "concat"

@@ -1,4 +1,4 @@
-"""Readers of chunks: decoded slabs, and how long they are kept."""
+"""Decoded slabs: the caches that keep them, and the reader that copies rows from them."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from lit_async_data.system import POLL_S, Gate
 
 log = logging.getLogger(__name__)
 
-# Groups of chunks that are distinguished: the current one, the next, and earlier ones that slow workers still read.
+# Groups of chunks that have a number: the current group, the next, and earlier groups that slow workers still read.
 GROUPS = 8
 
-# Cached slabs with their numbers and the places that need them; None at the end.
+# Cached slabs: the number of a slab, its rows, and the places in the batch that need it. None at the end.
 Cached = collections.deque[tuple[int, Array, Indices] | None]
 
 
 class Room:
-    """The bytes that loaders have reserved, and the lock of all slabs."""
+    """The bytes that loaders have reserved for slabs, and the lock of all slabs."""
 
     def __init__(self) -> None:
         # Garbage collection can close a loader, and give its room back, while its thread holds the lock.
         self.lock = threading.RLock()
         self.reserved: dict[object, tuple[Mapping[str, int], int]] = {}
         self.recent = collections.Counter[str]()  # by dataset
-        self.kept = self.taken = 0  # bytes that kept slabs may take, and those that they take
+        self.kept = self.taken = 0  # bytes that kept slabs may take, and bytes that they take
 
     def count(self) -> None:
         counted: dict[object, tuple[Mapping[str, int], int]] = {object(): ({}, 0)}
@@ -55,8 +55,8 @@ class Room:
 class ChunkCache:
     """The decoded slabs of a source. Thread-safe.
 
-    * Each dataset has room for `RecentSlabs`, of which the oldest are evicted: so slabs of images evict none of labels.
-    * All datasets share room for `KeptSlabs`, which stay: the least recently used one is that needed next.
+    * Each dataset has room for `RecentSlabs`, where new slabs evict old ones. Images evict no labels.
+    * All datasets share room for `KeptSlabs`, which stay: the least recently used slab is needed next.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class ChunkCache:
 
 
 class _Held:
-    """Slabs with the numbers of their groups, and the keys of each group in the order of decoding."""
+    """Slabs by key, each with the number of its group; and the keys of each group in the order of decoding."""
 
     def __init__(self) -> None:
         self.slabs: dict[Hashable, tuple[int, Array]] = {}
@@ -107,7 +107,7 @@ class _Held:
         self._nbytes = 0
 
     def put(self, key: Hashable, slab: Array, group: int, room: int) -> None:
-        """Assign a slab to a group if there is room, in place of slabs of the earliest groups."""
+        """Assign a slab to a group. Evicts slabs of the earliest groups if there is no room."""
         self._remove(key)
         while self.slabs and self._nbytes + slab.nbytes > room >= slab.nbytes:
             self._remove(next(iter(self._by_group[min(self._by_group)])))
@@ -127,25 +127,28 @@ class _Held:
 
 
 class RecentSlabs:
-    """Slabs of one dataset that were decoded last, each by one thread. Thread-safe.
+    """The slabs of one dataset that were decoded last. One thread decodes a slab; others wait. Thread-safe.
 
-    Evicts slabs of the earliest group of chunks first, which a chunk shuffle has used up; within a group in the order
-    of decoding. (By age alone, a slab that was decoded late would evict one that is still needed.)
+    Evicts slabs of the earliest group of chunks first, which a chunk shuffle has used up; within a group, in the order
+    of decoding. By age alone, a slab that was decoded late would evict a slab that is still needed.
     """
 
     def __init__(self, dataset: str, room: Room) -> None:
         self._dataset, self._room, self._lock = dataset, room, room.lock
         self._held = _Held()
-        self._groups: dict[ChunkGroup, int] = {}  # numbers of the latest ones, in order
+        self._groups: dict[ChunkGroup, int] = {}  # numbers of the latest groups, in order
         self._newest = 0
-        self._decoding: dict[Hashable, Gate] = {}  # slabs that threads are decoding; the gate opens at the end
+        self._decoding: dict[Hashable, Gate] = {}  # slabs that threads are decoding; the gate then opens
 
     def get(
         self, key: Hashable, decode: Callable[[], Array], *, wait: bool, chunk_group: ChunkGroup | None = None
     ) -> Array | None:
-        """A slab, decoded now and without a lock if it is not cached; without ``wait``, None if another thread does."""
+        """A slab. If it is not cached, this thread decodes it without a lock, or waits for the thread that does.
+
+        Without ``wait``, returns None instead of waiting.
+        """
         own = None
-        try:  # from here on, so that no interrupt leaves a gate that others wait for
+        try:  # an interrupt must not leave a closed gate, for which other threads wait
             while True:
                 with self._lock:
                     if (entry := self._held.slabs.get(key)) is not None:
@@ -169,7 +172,7 @@ class RecentSlabs:
                 own.open()
 
     def cached(self, name: object, groups: Iterable[tuple[int, Indices]]) -> tuple[Cached, list[tuple[int, Indices]]]:
-        """The cached slabs, each with the places that need it; and the others."""
+        """The cached slabs and the other ones, each with the places that need it."""
         cached: Cached = collections.deque()
         others = []
         with self._lock:
@@ -183,7 +186,7 @@ class RecentSlabs:
         return cached, others
 
     def missing(self, name: object, numbers: Indices, chunk_group: ChunkGroup | None) -> Indices:
-        """The slabs that are neither cached nor being decoded. Assigns the cached ones to the group, if any."""
+        """The slabs that are neither cached nor being decoded. Assigns cached slabs to the group, if there is one."""
         with self._lock:
             keys = [(name, number) for number in numbers.tolist()]
             group, slabs = self._group_number(chunk_group), self._held.slabs
@@ -193,7 +196,7 @@ class RecentSlabs:
             return np.array([key[1] for key in keys if key not in slabs and key not in self._decoding], np.int64)
 
     def clear(self) -> None:
-        """Drop all slabs. A thread that is changing them goes on with what is dropped."""
+        """Drop all slabs. A thread that is changing them changes only the dropped ones."""
         self._held = _Held()
 
     def _put(self, key: Hashable, slab: Array, group: int) -> None:
@@ -201,11 +204,11 @@ class RecentSlabs:
         try:
             self._held.put(key, slab, group, self._room.recent[self._dataset])
         except BaseException:
-            self.clear()  # an interrupt came in the middle
+            self.clear()  # an interrupt may have left half of a change
             raise
 
     def _group_number(self, chunk_group: ChunkGroup | None) -> int:
-        """The number of a group of chunks. None counts as the group before the newest, which is being read."""
+        """The number of a group of chunks. None stands for the group that is being read: the one before the newest."""
         if chunk_group is None:
             return self._newest - 1
         if chunk_group not in self._groups:
@@ -215,7 +218,7 @@ class RecentSlabs:
 
 
 class KeptSlabs:
-    """Slabs of a dataset of one file, as many as fit, in one table of rows. Thread-safe."""
+    """Slabs of a dataset of one file in one table of rows: the first slabs, as many as fit. Thread-safe."""
 
     def __init__(self, samples: int, rows: int, shape: tuple[int, ...], dtype: np.dtype[Any], room: Room) -> None:
         self._rows, self._shape, self._dtype = rows, shape, dtype
@@ -243,7 +246,7 @@ class KeptSlabs:
         return found[0][found[1] * self._rows : (found[1] + 1) * self._rows]
 
     def copy_rows(self, rows: Indices, out: Array) -> Indices | None:
-        """Copy the cached ones of some rows to their places in ``out``; the places of the others, None if none are."""
+        """Copy cached rows to their places in ``out``. Returns the places of other rows, or None if all are cached."""
         if self._content is None:
             return np.arange(len(rows))
         slabs, inside = np.divmod(rows, self._rows)
@@ -272,10 +275,10 @@ class KeptSlabs:
                 place[number] = begin // self._rows
 
     def _next_row(self, number: int) -> int | None:
-        """Where a slab goes in the table; None if it is there, or does not fit. Hold the lock."""
+        """The first row of the table for a slab; None if the slab is in the table, or does not fit. Hold the lock."""
         most = min(self._slabs, self._room.kept // self._slab_bytes)
         if self._content is None or len(self._content[0]) == self._next * self._rows < most * self._rows:
-            # When a table is full and another loader has added room, a larger one starts empty.
+            # If a table is full and another loader has added room, a larger table starts empty.
             self.clear()
             table = np.empty((most * self._rows, *self._shape), self._dtype)
             self._content = table, np.full(self._slabs, -1, np.int64)
@@ -294,15 +297,15 @@ class KeptSlabs:
         self._content, self._next = None, 0
 
     def _found(self, numbers: Any) -> tuple[Array, Any] | None:
-        # A processor such as ARM may show another thread the place of a slab before the slab itself. The GIL prevented
-        # that; without it, only a lock that both threads take does.
+        # A processor such as ARM may show another thread the place of a slab before the slab itself. Without the GIL,
+        # only a lock that both threads take prevents this.
         if (content := self._content) is None:
             return None
         with self._lock:
             return content[0], content[1][numbers]
 
 
-# Rows of this size and more are copied one by one; a fancy index would copy each twice.
+# Rows of this size and more are copied one by one. A fancy index would copy each row twice.
 ONE_BY_ONE = 4096
 
 
@@ -331,12 +334,12 @@ class ChunkedReader(Reader):
             self.read_places(rows, missing, out)
 
     def read_places(self, rows: Indices, missing: Indices, out: Array) -> None:
-        """Fill some places of the batch, from slabs that are not kept for good."""
+        """Fill the ``missing`` places of the batch, whose slabs are not kept for good."""
         if self._single_rows:
             self._read_single_rows(rows, missing, out)
             return
         groups = [(number, missing[where]) for number, where in grouped(rows[missing] // self.rows)]
-        # One call for all that are cached. They leave the queue one by one, so that this thread holds no evicted slab.
+        # One call for all cached slabs. They leave the queue one by one, so that this thread holds no evicted slab.
         cached, others = self._recent.cached(self._name, groups)
         for number, slab, where in itertools.chain(iter(cached.popleft, None), self._iter_slabs(others)):
             inside = rows[where] - number * self.rows
@@ -347,7 +350,7 @@ class ChunkedReader(Reader):
                     out[at] = slab[row]
             else:
                 out[where] = slab[inside]
-            del slab  # before the next one is decoded
+            del slab  # before the next slab is decoded
 
     def read_ranges(self, firsts: Indices, counts: Indices, out: Array) -> None:
         if self._single_rows:
@@ -362,11 +365,10 @@ class ChunkedReader(Reader):
             del slab
 
     def _iter_slabs(self, slabs: list[tuple[int, Indices]]) -> Iterator[tuple[int, Array, Indices]]:
-        left = collections.deque(slabs)
-        postponed = 0
+        left, postponed = collections.deque(slabs), 0
         while left:
             number, where = left.popleft()
-            # Slabs that other threads are decoding come last, when waiting is all that is left to do.
+            # Slabs that other threads are decoding come last: then this thread has nothing to do but wait.
             slab = self._kept.slab(number) if self._kept.enabled else None
             if slab is None:
                 decode = functools.partial(self._decode, number)

@@ -1,4 +1,4 @@
-"""`Reader`, which reads rows of a dataset, and those that need no slabs, or read what other readers deliver."""
+"""`Reader`, which reads rows of a dataset; readers without slabs, and readers that convert the rows of others."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Reader:
 
     Attributes:
         reading: As in `StorageLayout`.
-        rows: Rows that are decoded together.
+        rows: Number of rows that are decoded together.
         slab_bytes: Bytes of these rows, if they are cached for later batches; else 0.
-        cacheable_bytes: Bytes of everything that must be decoded.
-        thread_bytes: Bytes that a thread needs while it decodes, beside what is cached.
+        cacheable_bytes: Bytes of all rows that must be decoded.
+        thread_bytes: Bytes that a thread needs while it decodes, beside the cache.
     """
 
     reading: Reading = "locked"
@@ -47,9 +47,9 @@ class Reader:
     thread_bytes = 0
 
     def read(self, rows: Indices, out: Array, keys: Words | None = None, /) -> list[Shown] | None:
-        """Fill ``out`` of shape ``(n, *stored_shape)`` with rows; int64, in range, in any order.
+        """Fill ``out`` of shape ``(n, *stored_shape)`` with rows: int64, in range, in any order.
 
-        Of images that are cropped at random, each key selects the part. Returns what images show, None for others.
+        Each key selects the random crop of an image. Returns the parts that images show; None for other rows.
         """
         raise NotImplementedError
 
@@ -61,18 +61,20 @@ class Reader:
                 self.read(np.arange(first, first + count), out[end - count : end])
 
     def fetch(self, _firsts: Indices, _counts: Indices | None, /) -> bool:
-        """Have the kernel read ranges, or single rows; returns whether some of them were not in memory."""
+        """Have the kernel read ranges, or single rows. Returns whether some were not in memory."""
         return False
 
     def decode(self, firsts: Indices, counts: Indices | None, chunk_group: ChunkGroup | None, /) -> None:
         """Decode the chunks of ranges for a group of chunks, unless they are cached or being decoded."""
 
 
-class StridedReader(Reader):
-    reading: Reading = "copied"
-
+class FileReader(Reader):
     def __init__(self, stored: StoredDataset, file: OpenFile) -> None:
         self._stored, self._file = stored, file
+
+
+class StridedReader(FileReader):
+    reading: Reading = "copied"
 
     def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
         stored = self._stored
@@ -93,11 +95,8 @@ class KeptReader(Reader):
         out[...] = self._values[rows] if len(self._values) > 1 else self._values
 
 
-class H5pyReader(Reader):
+class H5pyReader(FileReader):
     """Reads runs of rows through h5py, whose fancy selection is 2 to 30 times slower than single rows."""
-
-    def __init__(self, stored: StoredDataset, file: OpenFile) -> None:
-        self._stored, self._file = stored, file
 
     def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
         for first, end, where in runs(rows):
@@ -105,7 +104,7 @@ class H5pyReader(Reader):
 
 
 def h5py_rows(stored: StoredDataset, file: OpenFile, first: int, end: int, *, cached: bool = True) -> Array:
-    """Rows through h5py, the axis of samples first. With ``cached``, libhdf5 caches chunks."""
+    """Rows through h5py, samples on the first axis. With ``cached``, libhdf5 caches chunks."""
     where = f"{stored}, row {first}" if end - first == 1 else f"{stored}, rows {first} to {end - 1}"
     with as_source_errors(where, "cannot be read", file=stored.path, dataset=stored.name, row=first):
         dataset = file.dataset(stored.name, stored.chunk_rows * stored.spec.nbytes if cached else 0)
@@ -118,12 +117,11 @@ def h5py_rows(stored: StoredDataset, file: OpenFile, first: int, end: int, *, ca
     return np.moveaxis(block, stored.axis, 0)
 
 
-def runs(rows: Indices) -> list[tuple[int, int, Indices]]:
-    """Runs of consecutive rows, in storage order, each with its end and its places in the batch."""
+def runs(rows: Indices, step: int = 1) -> list[tuple[int, int, Indices]]:
+    """Runs of consecutive rows, in storage order: the first row, the end, and the places in the batch."""
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]
-    breaks = np.flatnonzero(np.diff(ordered) != 1) + 1
-    edges = [0, *breaks.tolist(), len(rows)]
+    edges = [0, *(np.flatnonzero(np.diff(ordered) != step) + 1).tolist(), len(rows)] if len(rows) else [0]
     return [
         (int(ordered[begin]), int(ordered[end - 1]) + 1, order[begin:end]) for begin, end in itertools.pairwise(edges)
     ]
@@ -131,9 +129,7 @@ def runs(rows: Indices) -> list[tuple[int, int, Indices]]:
 
 def grouped(numbers: Indices) -> list[tuple[int, Indices]]:
     """The distinct numbers, ascending, each with its places."""
-    order = np.argsort(numbers, kind="stable")
-    edges = [0, *(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(numbers)] if len(numbers) else [0]
-    return [(int(numbers[order[begin]]), order[begin:end]) for begin, end in itertools.pairwise(edges)]
+    return [(number, where) for number, _, where in runs(numbers, step=0)]
 
 
 class Pieces(NamedTuple):
@@ -142,7 +138,7 @@ class Pieces(NamedTuple):
     chunk: Indices
     inside: Indices  # first row, counted from the start of the chunk
     rows: Indices
-    where: Indices  # first row among those of all ranges, one after the other
+    where: Indices  # place of the first row in the output, in which ranges lie end to end
 
 
 def pieces(firsts: Indices, counts: Indices, rows: int) -> Pieces:
@@ -165,7 +161,7 @@ def touched(firsts: Indices, counts: Indices | None, rows: int) -> Indices:
     return distinct_of(firsts // rows if counts is None else pieces(firsts, counts, rows).chunk)
 
 
-# Bytes that are read into a temporary block, and converted, decoded or copied from there.
+# Bytes of a temporary block, from which rows are converted, decoded or copied.
 BLOCK_BYTES = 2**20
 
 
@@ -210,7 +206,7 @@ class FieldReader(Reader):
         dtype = of.dtype.newbyteorder("=")
         block = max(BLOCK_BYTES // max(math.prod(shape) * dtype.itemsize, 1), 1)
         values = np.empty((min(block, len(rows)), *shape), dtype)
-        # In storage order where rows may share a chunk, which is then decoded once.
+        # In storage order if rows may share a chunk, which is then decoded once.
         order = None if self.reading == "copied" or len(rows) <= block else np.argsort(rows, kind="stable")
         for first in range(0, len(rows), block):
             places = slice(first, first + block) if order is None else order[first : first + block]
@@ -258,7 +254,7 @@ class MaskReader(Reader):
 
 
 def real_rows(anchors: Indices, field: StoredField) -> Array:
-    """Which rows of windows lie inside the part; bool, shape (n, window)."""
+    """Whether rows of windows lie inside the part; bool, shape (n, window)."""
     inside = anchors[:, None] + np.arange(*(field.mask_of or field.span), field.step)
     real: Array = (inside >= 0) & (inside < field.stored.rows)
     return real
@@ -316,10 +312,7 @@ class PaddedReader(RangesReader):
         out[np.arange(out.shape[1]) < counts[:, None]] = values
 
 
-class GroupsReader(Reader):
-    def __init__(self, stored: StoredDataset, file: OpenFile) -> None:
-        self._stored, self._file = stored, file
-
+class GroupsReader(FileReader):
     def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
         stored = self._stored
         for place, row in enumerate(rows.tolist()):
@@ -332,7 +325,7 @@ class GroupsReader(Reader):
 
 
 class SequenceReader(Reader):
-    """Reads sequences, padded with zeros; those in the global heap without a lock."""
+    """Reads sequences in the global heap, padded with zeros; without a lock."""
 
     reading: Reading = "decoded"  # Python code follows each reference
 
@@ -368,7 +361,7 @@ class SequenceReader(Reader):
 
 
 class GroupSequenceReader(SequenceReader):
-    """Reads sequences of which each is a dataset in a group; without a lock if there is an index."""
+    """Reads sequences that are datasets of groups; without a lock if there is an index."""
 
     def _values(self, row: int) -> Array:
         index, stored = self._stored.index, self._stored.dtype
@@ -397,8 +390,8 @@ class GroupSequenceReader(SequenceReader):
         return (chunks, chunks) if index is None else (index.offsets[chunks], index.sizes[chunks].astype(np.int64))
 
 
-# How images begin whose last bytes may be zeros. Of the others, all zeros at the end of a row are padding: behind the
-# bytes of a truncated JPEG, libjpeg would decode them.
+# The first bytes of formats whose images may end in zeros. In other formats, zeros at the end of a row are padding:
+# libjpeg would decode them behind the bytes of a truncated JPEG.
 MAY_END_IN_ZEROS = (b"BM", b"II", b"MM", b"RIFF")
 
 
@@ -443,7 +436,7 @@ class ImageReader(Reader):
         return stored[:end].tobytes()
 
     def _bytes_of(self, rows: Indices) -> Callable[[int, str], Bytes]:
-        """A function of the place of a row, and what errors call it."""
+        """A function that returns the bytes of a row, given its place in ``rows`` and its name in messages."""
         heap = self._images.heap
         if self._rows is None:
             return lambda place, where: self._alone(int(rows[place]), where)
@@ -459,7 +452,7 @@ class ImageReader(Reader):
         if index is not None and index.offsets[row] >= 0:
             return self._file.bytes_at(int(index.offsets[row]), int(index.sizes[row]))
         with as_source_errors(where, "cannot be read", file=stored.path, dataset=stored.name):
-            own = stored.names is not None  # too many to keep open
+            own = stored.names is not None  # a dataset per image: too many to keep open
             value = self._file.dataset(stored.dataset(row), 0, kept=not own)[() if own else row]
             return np.frombuffer(np.asarray(value).tobytes(), np.uint8)
 

@@ -1,4 +1,4 @@
-"""Where rows come from: contiguous bytes, or slabs, which are the chunks that share a range of rows."""
+"""Reads rows of contiguous bytes, and decodes slabs: the chunks that share a range of rows."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.storage.codecs import FLETCHER32, unshuffle
 from lit_async_data.sources.hdf5.storage.open_file import PREAD_BYTES, OpenFile
 
-# Pieces of this size and more are copied one by one, smaller ones by an index, this many bytes at a time.
+# Pieces of this size and more are copied one by one; smaller pieces by an index, so many bytes at a time.
 _ONE_BY_ONE = 8192
 _GATHERED_BYTES = 2**18
-# Pieces of different sizes that have fewer bytes on average are copied row by row, in one call.
+# Pieces of different sizes with fewer bytes on average are copied by rows, in one call.
 _ROW_BY_ROW = 2048
 
 
@@ -49,7 +49,7 @@ class RawReader(Reader):
         self._row_bytes = self._nbytes // stored.rows
         self._native = stored.dtype.newbyteorder("=")
         self._mapped = file.mapped and self._row_bytes < PREAD_BYTES
-        # Rows that are contiguous: all of them, or those of a chunk.
+        # The number of contiguous rows: all rows, or the rows of a chunk.
         self._chunk_rows = stored.rows if stored.index is None else stored.index.shape[0]
 
     def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
@@ -58,7 +58,7 @@ class RawReader(Reader):
         values = out if as_stored else np.empty((len(rows), *stored.spec.stored_shape), stored.dtype)
         self._gather(rows, values.view(np.uint8).reshape(len(rows), -1))
         if not as_stored:
-            out[...] = values  # delivered as int64
+            out[...] = values  # a cast to int64
         elif not stored.dtype.isnative:
             out.byteswap(inplace=True)
 
@@ -98,7 +98,7 @@ class RawReader(Reader):
         return self._file.fetch(self._offsets(cut.chunk * self._chunk_rows + cut.inside), cut.rows * self._row_bytes)
 
     def _offsets(self, rows: Indices) -> Indices:
-        """Offset in the file of each row; -1 if it was never written."""
+        """The offset of each row in the file; -1 if its chunk was never written."""
         stored, index = self._stored, self._stored.index
         if stored.offset is not None:
             return stored.offset + rows * self._row_bytes
@@ -110,8 +110,8 @@ class RawReader(Reader):
     def _gather(self, rows: Indices, out: Bytes) -> None:
         stored = self._stored
         if stored.offset is not None and self._mapped and out.flags.c_contiguous:
-            # As bytes, since numpy copies an unaligned table as a whole before it takes rows; and with mode="clip",
-            # since "raise" gathers into a buffer first. The caller has checked the rows.
+            # As bytes, since numpy copies a whole unaligned table before it takes rows; with mode="clip", since "raise"
+            # gathers into a buffer first. The caller has checked the rows.
             table = self._file.map()[stored.offset : stored.offset + self._nbytes]
             table.reshape(stored.rows, -1).take(rows, axis=0, out=out, mode="clip")
             return
@@ -143,14 +143,14 @@ def gather_windows(data: Bytes, offsets: Indices, out: Bytes) -> None:
         for place, begin in enumerate(offsets.tolist()):
             out[place] = data[begin : begin + length]
         return
-    # A table of overlapping rows. The index copies them to a temporary, which stays in the processor's cache.
+    # A table of overlapping rows. The index copies rows to a temporary, which stays in the processor's cache.
     windows = as_strided(data, (len(data) - length + 1, length), (1, 1), writeable=False)
     step = _GATHERED_BYTES // length
     for first in range(0, len(offsets), step):
         out[first : first + step] = windows[offsets[first : first + step]]
 
 
-# Bytes of chunks that are unshuffled together. They fit into the L2 cache of a core.
+# Bytes of chunks that are unshuffled together: they fit into the L2 cache of a core.
 PLANES_BYTES = 256 * 1024
 # Smaller chunks are copied without releasing the GIL; see `_read_planes`.
 COPY_BYTES = 64 * 1024
@@ -170,14 +170,14 @@ class IndexedSlabDecoder:
         places = np.indices([1 if axis == stored.axis else n for axis, n in enumerate(index.grid)])
         self._first = np.ravel_multi_index(tuple(places.reshape(len(index.grid), -1)), index.grid)
         self._stride = math.prod(index.grid[stored.axis + 1 :])
-        # Whether one chunk makes a slab, with the layout it has in the batch.
+        # Whether a slab is one chunk, with the axes of the batch.
         across = [n for axis, n in enumerate(index.grid) if axis != stored.axis]
         whole = [n for axis, n in enumerate(index.shape) if axis != stored.axis]
         self.plain = stored.axis == 0 and math.prod(across) == 1 and tuple(whole) == stored.spec.stored_shape
         self.thread_bytes = self._thread_bytes()
 
     def _thread_bytes(self) -> int:
-        """Bytes for a stored chunk, for the results of its filters, and for the slab that chunks are copied to."""
+        """Bytes of a stored chunk, the results of its filters, and the slab that chunks are copied to."""
         index, stored = self._index, self._stored
         chunk = math.prod(index.shape) * stored.dtype.itemsize
         slab = min(self.rows, stored.rows) * (stored.nbytes // stored.rows)
@@ -201,7 +201,7 @@ class IndexedSlabDecoder:
         count = min(self.rows, stored.rows - number * self.rows)
         if self.plain:
             values = self.chunk(number)
-            # A view of few rows would keep the whole chunk in memory.
+            # A view of some rows would keep the whole chunk in memory.
             return self._native(values if count == len(values) else values[:count].copy())
         slab = np.empty((count, *stored.spec.stored_shape), stored.dtype)
         axes = ([number] if axis == stored.axis else range(n) for axis, n in enumerate(self._index.grid))
@@ -229,7 +229,7 @@ class IndexedSlabDecoder:
         return data.view(stored.dtype).reshape(index.shape)
 
     def read_chunks(self, numbers: Indices, where: Indices, out: Array) -> None:
-        """Decode chunks of one sample each straight into places of a batch; ``numbers`` is as long as the batch."""
+        """Decode chunks of one sample each straight into places of a batch; ``numbers`` has the chunk of each place."""
         index, began = self._index, time.perf_counter()
         target = out.view(np.uint8).reshape(len(out), -1)
         chosen = numbers[where]
@@ -241,7 +241,7 @@ class IndexedSlabDecoder:
             self._read_planes(numbers[usual], usual, target)
         else:
             self._copy(numbers[usual], lambda data: index.filters.decode(data, 0), usual.tolist(), target)
-        # Once for all of them: these chunks are single samples, and may be small.
+        # Once for all chunks, which may be small.
         decoded = len(usual) * target.shape[1]
         CLOCK.decoded(time.perf_counter() - began, int(index.sizes[numbers[usual]].sum()), decoded)
         if self._stored.dtype.isnative:
@@ -253,7 +253,7 @@ class IndexedSlabDecoder:
                 out[place : place + 1].byteswap(inplace=True)
 
     def _read_planes(self, chosen: Indices, where: Indices, target: Bytes) -> None:
-        """Decode chunks and unshuffle several at once: numpy takes the GIL after each copy, which takes longer."""
+        """Decode chunks, and unshuffle several in one call: numpy takes the GIL after each call."""
         itemsize = self._index.filters.shuffle_itemsize
         together = max(PLANES_BYTES // target.shape[1], 1)
         planes = np.empty((min(together, len(chosen)), target.shape[1]), np.uint8)

@@ -1,6 +1,6 @@
-"""Stored numbers that stand for names or for no value, and what is delivered for them.
+"""Stored numbers that stand for names or for no value, and the conversion of stored values into delivered ones.
 
-AnnData's formats since 0.7, HDF5 enumerations, NetCDF's flags (CF conventions, 3.5), and tables of pandas name them.
+Numbers are named by AnnData since 0.7, HDF5 enumerations, flags of NetCDF (CF conventions, 3.5) and tables of pandas.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from lit_async_data.sources.hdf5.schema.inspect import (
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, context_of, h5py
 from lit_async_data.sources.table.labels import INEXACT, MOST_CLASSES
 
-# Delivered numbers of a `Numbering` before they are checked: of no value, of a name that is no class, of no name.
+# Marks of a `Numbering` until values are checked: a missing value, a name that is no class, a number without a name.
 MISSING, UNLISTED, UNNAMED = (int(np.iinfo(np.int64).min) + each for each in range(3))
 CODES = np.dtype(np.int64)  # the type of the numbers of text
 _FALSE_TRUE = ("FALSE", "TRUE")  # as h5py stores booleans
@@ -41,12 +41,12 @@ _FALSE_TRUE = ("FALSE", "TRUE")  # as h5py stores booleans
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Coded:
-    name: str  # of the dataset, and the member of its values
-    names: Mapping[int, str] = dataclasses.field(default_factory=dict)  # of numbers; empty if the file has no names
+    name: str  # the dataset, and the member of its values
+    names: Mapping[int, str] = dataclasses.field(default_factory=dict)  # names of numbers; empty if the file has none
     missing: tuple[int, ...] = ()  # numbers that stand for no value
     mask: npt.NDArray[np.bool_] | None = None  # which rows have no value; None if all have one
-    place: str = ""  # of the names, if they are categories; a number must then be one of them
-    is_open: bool = False  # whether there may be numbers without a name, as beside NetCDF's flags
+    place: str = ""  # the dataset of categories, which must name every number; empty for other names
+    is_open: bool = False  # whether numbers without a name are valid, as beside NetCDF's flags
 
     def texts(self, numbers: Array, file: str, missing: str | None = None) -> Array:
         """The name of each number; ``missing`` where there is no value."""
@@ -61,7 +61,7 @@ class Coded:
 
 
 def find_coded(group: OpenGroup, name: str) -> Coded:
-    """Where the numbers of a field are, with the names that the file has for them."""
+    """The dataset of a field's numbers, and their names in the file."""
     of, member = group.split(name)
     node, full = group.node(of), f"/{name.strip('/')}"
     above = None if member else group.node(full.rpartition("/")[0] or "/")
@@ -76,7 +76,7 @@ def find_coded(group: OpenGroup, name: str) -> Coded:
     dtype = np.dtype(object)
     if not isinstance(node, h5py.Dataset):
         return Coded(name)
-    with contextlib.suppress(*LIBRARY_ERRORS):  # a type that numpy lacks, which `inspect_dataset` names
+    with contextlib.suppress(*LIBRARY_ERRORS):  # `inspect_dataset` refuses a type that numpy lacks
         dtype = find_member(node, member, context_of(group.path, of))[1].dtype if member else node.dtype
     if names := enumerated(dtype):
         return Coded(name, names, _fills(node, names))
@@ -86,7 +86,7 @@ def find_coded(group: OpenGroup, name: str) -> Coded:
 
 
 def _place(group: OpenGroup, name: str, member: str, node: h5py.Dataset) -> str:
-    """The dataset with the names of codes that are no group of categories; empty if there is none."""
+    """The dataset that names the codes of a dataset outside of a ``categorical`` group; empty if there is none."""
     parent, _, last = f"/{name.strip('/')}".rpartition("/")
     if len(node.attrs) and isinstance(reference := node.attrs.get("categories"), h5py.Reference) and reference:
         named: Any = group.file[reference]
@@ -126,7 +126,7 @@ def _flags(dataset: h5py.Dataset, name: str) -> Coded:
     numbers: Any = np.ravel(dataset.attrs.get("flag_values", ()))
     given = np.ravel(dataset.attrs.get("flag_meanings", "")).tolist()
     texts = " ".join(each.decode(errors="replace") if isinstance(each, bytes) else str(each) for each in given).split()
-    # With masks, flags are bits, and a number has several.
+    # With masks, flags are bits, and a number may have several flags.
     if numbers.dtype.kind not in "iu" or not len(numbers) == len(texts) > 0 or "flag_masks" in dataset.attrs:
         return Coded(name)
     names = dict(zip(numbers.tolist(), texts, strict=True))
@@ -134,7 +134,7 @@ def _flags(dataset: h5py.Dataset, name: str) -> Coded:
 
 
 def _fills(dataset: h5py.Dataset, numbers: Any) -> tuple[int, ...]:
-    """The numbers that NetCDF gives rows without a value, which are none of these."""
+    """NetCDF's fill values, without the numbers that have a name."""
     found = [np.ravel(dataset.attrs.get(each, ())) for each in ("_FillValue", "missing_value")]
     return tuple({int(each[0]) for each in found if each.size == 1 and each.dtype.kind in "iu"}.difference(numbers))
 
@@ -143,10 +143,10 @@ def _fills(dataset: h5py.Dataset, numbers: Any) -> tuple[int, ...]:
 class Numbering:
     """The number to deliver for each stored one: the place of its name among the classes, or the number itself."""
 
-    targets: Mapping[int, int]  # delivered by stored number; `MISSING` or `UNLISTED` for none
-    classes: tuple[str, ...]  # names of the delivered numbers 0, 1, 2, …; none if numbers are delivered as stored
-    names: Mapping[int, str]  # of stored numbers
-    unnamed: int | None = UNNAMED  # delivered for all other numbers; None for the number itself
+    targets: Mapping[int, int]  # the delivered number, `MISSING` or `UNLISTED`, by stored number
+    classes: tuple[str, ...]  # names of the delivered numbers 0, 1, 2, …; empty if numbers are delivered as stored
+    names: Mapping[int, str]  # names of stored numbers
+    unnamed: int | None = UNNAMED  # delivered for all other numbers; None: the number itself
 
     @classmethod
     def of(cls, coded: Coded, classes: Sequence[str] | None, dtype: np.dtype[Any]) -> Numbering:
@@ -157,7 +157,7 @@ class Numbering:
             listed = tuple(names[number] for number in sorted(names))
             counted = sorted(names) == list(range(len(names))) and (coded.place or len({*listed}) == len(listed))
             classes = listed if counted else ()
-        # Without names, or with classes of the file, a number is the place of its name.
+        # Without names, or with the file's own classes, a number is the place of its name.
         targets = {number: places.get(text, UNLISTED) for number, text in names.items()} if places else {}
         targets = targets or {number: number for number in range(len(classes))}
         unnamed = UNNAMED if classes and not coded.is_open else MISSING if places else None
@@ -184,7 +184,7 @@ class Numbering:
     def _found(self, values: Array) -> Array:
         (stored, numbers), given = self._table, values.astype(np.int64)
         low, span = int(stored[0]) - 1, int(stored[-1] - stored[0]) + 3
-        if span < 2**16:  # a table with an entry at both ends for all numbers outside
+        if span < 2**16:  # a table, whose first and last entry are for all numbers outside of it
             table = np.full(span, UNNAMED)
             table[stored - low] = numbers
             found = table[(given - low).clip(0, span - 1)]
@@ -195,11 +195,11 @@ class Numbering:
         return delivered
 
 
-_SURROGATES = re.compile("[\ud800-\udfff]")  # that decoding makes of bytes that are not UTF-8
+_SURROGATES = re.compile("[\ud800-\udfff]")  # the result of decoding bytes that are not UTF-8
 
 
 def as_texts(values: Iterable[Any], stored: Located, row_of: Callable[[int], int] = int, attr: str = "") -> list[str]:
-    """Values as text; an error names the row of the first that is not UTF-8."""
+    """Values as text. A value that is not UTF-8 is an error, which names its row."""
     texts = [each.decode(errors="surrogateescape") if isinstance(each, bytes) else str(each) for each in values]
     for number, text in enumerate(texts):
         if not text.isascii() and _SURROGATES.search(text):
@@ -220,7 +220,7 @@ def did_you_mean(name: str, names: Sequence[str]) -> str:
 
 
 def is_numbered(group: OpenGroup, name: str, field: Field) -> bool:
-    """Whether a field is numbers of text; encoded images are none, and categories if the user says so."""
+    """Whether a field is delivered as numbers of text. Images are not; categories are if the user chose a kind."""
     of, member = group.split(name)
     node = group.node(of)
     if isinstance(node, h5py.Group) and encoding(node) in ("categorical", "nullable"):
@@ -236,7 +236,7 @@ def is_numbered(group: OpenGroup, name: str, field: Field) -> bool:
 
 
 def inspect_texts(group: OpenGroup, name: str, field: Field, layout: str | None, where: str) -> StoredDataset:
-    """A dataset of one text, or whole number, per row as numbers of text, which are kept in memory."""
+    """A dataset with one text, or whole number, per row. The numbers of its texts are kept in memory."""
     coded = find_coded(group, name)
     dataset, path = group.whole_member(f"/{coded.name.strip('/')}", "")
     vector = dataset.ndim == 2 and dataset.size == max(dataset.shape) and field.column in (None, 0)  # as MATLAB's
@@ -253,7 +253,7 @@ def inspect_texts(group: OpenGroup, name: str, field: Field, layout: str | None,
 def numbered(
     values: npt.NDArray[Any], field: Field, stored: StoredDataset, where: str
 ) -> tuple[npt.NDArray[np.int64], FieldSpec]:
-    """A number for each text, `IGNORED` for an empty one that is no class; and the field with their names."""
+    """A number for each text, `IGNORED` for empty text that is no class; and the field with the names of numbers."""
     floats = field.kind in ("text", "class") and values.dtype.kind == "f"  # as MATLAB stores whole numbers
     if floats and (np.abs(values) < INEXACT).all() and (values % 1 == 0).all():
         values = values.astype(np.int64)
@@ -285,8 +285,8 @@ def named(spec: FieldSpec, field: Field | None, names: tuple[str, ...]) -> Field
 
 
 def unknown_text(stored: StoredDataset, row: int, text: str, names: tuple[str, ...], cure: str) -> SourceError:
-    listed = ", ".join(names[:20]) + (f", … ({len(names)} in all)" if len(names) > 20 else "")
-    return stored.error(FormatError, f"{text!r} is not one of {listed}{did_you_mean(text, names)}; {cure}", row)
+    what = f"{text!r} is not one of {few(names, 20)}{did_you_mean(text, names)}; {cure}"
+    return stored.error(FormatError, what, row)
 
 
 # NetCDF attributes of packed values.
@@ -295,7 +295,7 @@ PACKING = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsign
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Packing:
-    """How NetCDF packed values: ``stored · scale + offset``, with markers for missing values."""
+    """How NetCDF packs values: ``stored · scale + offset``, with markers for missing values."""
 
     scale: float
     offset: float
@@ -305,7 +305,7 @@ class Packing:
 
     @classmethod
     def of(cls, dataset: h5py.Dataset, dtype: npt.DTypeLike | None = None) -> Packing:
-        """As attributes of a dataset say (NetCDF users' guide), for the wanted element type."""
+        """The packing in the attributes of a dataset (NetCDF users' guide), for the wanted element type."""
         stored = dataset.dtype.newbyteorder("=")
         wide = (stored.kind in "iu" and stored.itemsize > 2) or stored == np.float64
         requested = np.dtype(dtype or bool)
@@ -324,13 +324,11 @@ class Packing:
             missing |= values == value
         if self.unsigned:
             values = values.view(values.dtype.str.replace("i", "u"))
-        # Stored values of two bytes less than the result need no rounding; scaling in float64 would add one.
-        unpacked = values.astype(self.dtype) if (self.scale, self.offset) == (1.0, 0.0) else self._scaled(values)
+        if (self.scale, self.offset) != (1.0, 0.0):  # else a detour through float64 could round twice
+            values = values.astype(np.float64) * self.scale + self.offset
+        unpacked = values.astype(self.dtype)
         unpacked[missing] = np.nan
         return unpacked
-
-    def _scaled(self, values: Array) -> Array:
-        return (values.astype(np.float64) * self.scale + self.offset).astype(self.dtype)
 
 
 def _as_stored(value: Any, stored: np.dtype[Any]) -> Any:
@@ -360,13 +358,13 @@ def attribute(dataset: h5py.Dataset, name: str, default: Any = None) -> Any:
 class Conversion:
     """Turns stored values into delivered ones. Thread-safe."""
 
-    stored: Located  # what is converted, a member of it if it has one
-    column: int | None = None  # the column of each row; None for all
-    table: Array | None = None  # table to look values up in; None if the values themselves are delivered
-    packing: Packing | None = None  # how values are packed; None if they are not unpacked
-    numbering: Numbering | None = None  # the numbers of classes, and of no value; None if values are no such numbers
+    stored: Located  # the dataset, or the member of compound values
+    column: int | None = None  # the column to deliver; None for whole rows
+    table: Array | None = None  # the lookup table; None if the values themselves are delivered
+    packing: Packing | None = None  # how values are packed; None to deliver them as stored
+    numbering: Numbering | None = None  # numbers of classes and missing values; None for values that are not numbered
     mask: npt.NDArray[np.bool_] | None = None  # which rows (of the table) have no value; None if all have one
-    # Of rows without a value: "ignore" delivers −100, "mark" the marks of `Numbering`; "error" and "drop" are an error.
+    # For missing values, "ignore" delivers −100, "mark" the marks of `Numbering`; "error" and "drop" raise an error.
     null: str = "error"
     last_row: int | None = None  # the last row of the dataset, if a sample is a window of rows, on axis 1; else None
     step: int = 1  # rows from one row of a window to the next
@@ -379,7 +377,7 @@ class Conversion:
         return UNLISTED in found or (self.null != "ignore" and (masked or MISSING in found))
 
     def __call__(self, values: Array, rows: Indices, dtype: np.dtype[Any]) -> Array:
-        """Convert values, shape (n, …) in native byte order; ``rows`` has the first row of each sample, for errors."""
+        """Convert values, shape (n, …), native byte order; ``rows`` has the first row of each sample, for messages."""
         places: Array | None = None
         if self.stored.member is not None:
             values = self.stored.member.of(values)

@@ -1,4 +1,4 @@
-"""Samples of variable length and encoded images, in the forms that writers give them (AnnData's 0.1.0 to 0.2.0)."""
+"""Samples of variable length and encoded images, as programs store them (encodings 0.1.0 to 0.2.0 of AnnData)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class StoredRanges(Located):
 
 
 def encoding(group: h5py.Group) -> str:
-    """The kind of a group: ``csr``, ``csc``, ``variable``, ``categorical``, ``nullable``; empty if it is no dataset."""
+    """The kind of a group that stands for a dataset: csr, csc, variable, categorical or nullable; empty for others."""
     kind = group.attrs.get("encoding-type", group.attrs.get("h5sparse_format", ""))
     kind = str(kind.decode() if isinstance(kind, bytes) else kind).removesuffix("_matrix")
     if kind in ("csr", "csc", "categorical"):
@@ -75,7 +75,7 @@ def encoding(group: h5py.Group) -> str:
 
 
 def sparse_shape(group: h5py.Group) -> tuple[int, ...]:
-    """Rows and columns. The cells of 10x Genomics are columns, by which it stores them: rows, stored by rows."""
+    """The numbers of rows and columns. 10x Genomics stores cells as columns, by columns: here, these are rows."""
     refuse_external_link(group.file, f"{group.name}/shape")
     places: Any = ((group.attrs, "shape"), (group.attrs, "h5sparse_shape"), (group, "shape"))
     shape = np.ravel(next((place[name] for place, name in places if name in place), ()))
@@ -111,14 +111,14 @@ def inspect_sparse(group: OpenGroup, name: str, kind: str) -> StoredRanges:
 
 
 class Delimited(NamedTuple):
-    name: str  # for errors: not that of the values, whose rows are no samples
+    name: str  # the name in messages that count samples; rows of the values are no samples
     values: str  # the dataset of samples of variable length, end to end
-    bounds: str  # the dataset that says where they begin or end
-    rule: str  # how it does: one of `BOUNDS`
+    bounds: str  # the dataset of their boundaries
+    rule: str  # the meaning of the boundaries: one of `BOUNDS`
 
 
 def delimited(group: OpenGroup, field: Field) -> Delimited | None:
-    """How a field is divided into samples of variable length, as the user or the file says; None if it is not."""
+    """How a field is divided into samples of variable length, by the user or the file; None if it is not."""
     name = group.name(field.dataset)
     for rule, bounds in ((rule, getattr(field, rule)) for rule in BOUNDS):
         if bounds:
@@ -169,7 +169,7 @@ def padded_spec(lengths: Indices, most: int | None, row: FieldSpec, stored: Loca
 
 @contextlib.contextmanager
 def _some_values(rows: int, context: dict[str, Any]) -> Iterator[None]:
-    """Raise another error where the values are empty, but there are samples: these could be zeros, or of length 0."""
+    """Turn the error for a dataset without values into another one if there are samples: zeros, or of length 0."""
     try:
         yield
     except NoSamplesError as error:
@@ -192,7 +192,7 @@ def _integers(group: OpenGroup, name: str) -> Indices:
 
 
 def _offsets(path: str, name: str, rule: str, numbers: Indices, elements: int) -> Indices:
-    """The begin of each sample and the end of the last, checked, since nothing else would notice wrong ones."""
+    """The begin of each sample and the end of the last; checked, since wrong ones would raise no error later."""
     ends = np.append(0, np.cumsum(numbers) if rule == "lengths" else numbers)
     offsets: Indices = {"offsets": ends[1:], "starts": np.append(numbers, elements)}.get(rule, ends)
     begins, ends = offsets[:-1], offsets[1:]
@@ -211,18 +211,18 @@ def _offsets(path: str, name: str, rule: str, numbers: Indices, elements: int) -
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredSequences:
-    """Sequences of one axis, each in the global heap; or datasets of groups, whose first axes differ."""
+    """Samples of variable length: sequences in the global heap, or a dataset for each sample."""
 
-    # The references to sequences; or the datasets as one, as long as the longest, whose index has the chunks of all.
+    # The references to sequences; or all datasets as one, as long as the longest, whose index has the chunks of all.
     rows: StoredDataset
-    heap: GlobalHeap | None  # none for datasets of groups
-    # As `GlobalHeap.references` gives them; of a dataset, its bytes, the first of its chunks, and their end; int64,
-    # shape (rows, 3).
+    heap: GlobalHeap | None  # None for datasets
+    # As `GlobalHeap.references` returns them; for a dataset, its bytes, its first chunk, and the end of its chunks.
+    # int64, shape (rows, 3).
     references: Indices
     dtype: np.dtype[Any]  # of the elements, as stored
     spec: FieldSpec  # the field, padded
     chunks: npt.NDArray[Any] | None = None  # the shape of the chunks of each dataset; shape (rows, axes)
-    # Rows with a dangling reference. They borrow another row's length.
+    # Rows with a dangling reference. They have the length of another row.
     lost: Indices = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
 
     @functools.cached_property
@@ -231,10 +231,10 @@ class StoredSequences:
 
 
 def element_type(dataset: h5py.Dataset, field: Field) -> np.dtype[Any] | None:
-    """The type of the elements of sequences; None if a dataset holds none. Text is one if its bytes are asked for."""
+    """The type of the elements of sequences; None for other datasets. Text is a sequence if its bytes are wanted."""
     try:
         dtype = dataset.dtype
-    except LIBRARY_ERRORS:  # a type that numpy lacks, which `inspect_dataset` names
+    except LIBRARY_ERRORS:  # `inspect_dataset` refuses a type that numpy lacks
         return None
     if dtype.kind == "O" and h5py.check_string_dtype(dtype) is not None:
         return TEXT if field.dtype == TEXT and not (field.classes or field.kind) else None
@@ -243,7 +243,7 @@ def element_type(dataset: h5py.Dataset, field: Field) -> np.dtype[Any] | None:
 
 
 def inspect_sequences(group: OpenGroup, name: str, dtype: np.dtype[Any], most: int | None) -> StoredSequences:
-    """Inspect sequences, and read where each lies; they are padded to ``most`` elements, or to the longest."""
+    """Sequences in the global heap, with the place of each. They are padded to ``most`` elements, or the longest."""
     stored = group.inspect_dataset(name, holds="heap")
     dataset: Any = group.file[name]
     if stored.offset is None and stored.index is None:
@@ -262,7 +262,7 @@ def inspect_sequences(group: OpenGroup, name: str, dtype: np.dtype[Any], most: i
 
 
 def _references(group: OpenGroup, stored: StoredDataset, dataset: h5py.Dataset, heap: GlobalHeap) -> Indices:
-    """Those in many chunks are kept for the next opening."""
+    """The references of a dataset. Those in many chunks are cached for the next opening."""
     key = dataclasses.replace(IndexKey.of(dataset), name=f"{dataset.name} references")
     found = group.cache.load(key) if dataset.chunks else None
     if found is None:
@@ -273,7 +273,7 @@ def _references(group: OpenGroup, stored: StoredDataset, dataset: h5py.Dataset, 
 
 
 def _stored_references(stored: StoredDataset, file: int) -> Bytes:
-    """The references as bytes, shape (rows, bytes), read without libhdf5, which would follow them."""
+    """The references as bytes, shape (rows, bytes). They are read without libhdf5, which would follow them."""
     index = stored.index
     if stored.offset is not None:
         return np.frombuffer(system.pread(file, stored.nbytes, stored.offset), np.uint8).reshape(stored.shape)
@@ -294,17 +294,16 @@ NO_IMAGE = "does not hold one image in this file, as uint8 on one axis or as one
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredImages:
-    # The bytes of images, or references to these. If images are the datasets of a group, each is a chunk; its offset is
-    # −1 if h5py must read it.
+    # The bytes of images, or references to these. If each image is a dataset of a group, it is a chunk, at offset −1 if
+    # h5py must read it.
     rows: StoredDataset
     decoder: ImageDecoder
     swapped: bool  # whether red and blue change places
-    # Bytes of each image, if they lie one after the other; int64. None: a row ends with its image, or zeros behind it.
-    lengths: Indices | None
-    heap: GlobalHeap | None  # what references lead to; None if rows hold the bytes, or h5py must read them
-    alone: bool  # whether images are read one by one, and not their rows together
-    # Where the bytes are, if images lie one after the other.
-    ranges: StoredRanges | None = None
+    # Bytes of each image, if images lie end to end; int64. None: a row ends with its image, or with zeros behind it.
+    lengths: Indices | None = None
+    heap: GlobalHeap | None = None  # None if rows hold the bytes, or h5py must read them
+    alone: bool = True  # whether images are read one by one
+    ranges: StoredRanges | None = None  # the place of each image, if images lie end to end
 
 
 def inspect_images(group: OpenGroup, field: Field) -> StoredImages:
@@ -336,21 +335,20 @@ def inspect_images(group: OpenGroup, field: Field) -> StoredImages:
             begin, size = int(stored.index.offsets[row]), int(stored.index.sizes[row])
         elif stored.offset is not None and node.dtype.kind != "O":
             begin = stored.offset + row * size
-        if begin >= 0:  # as they are; h5py cuts text at a zero
+        if begin >= 0:  # not by h5py, which cuts text at a zero
             return system.pread(node.file.id.get_vfd_handle(), size, begin)
         if stored.names is not None:
             return np.asarray(node.file[stored.dataset(row)][()]).tobytes()
         data = np.asarray(node[row if known is None else slice(begins[row], begins[row] + known[row])]).tobytes()
         return data.ljust(size, b"\0") if node.dtype.kind == "S" else data  # numpy cuts text at zeros
 
-    return StoredImages(stored, _decoder(field, stored, bytes_of), field.channels == "BGR", known, heap, alone, ranges)
+    images = images_of(field, stored, bytes_of)
+    return dataclasses.replace(images, lengths=known, heap=heap, alone=alone, ranges=ranges)
 
 
-def images_in_groups(field: Field, stored: StoredDataset, bytes_of: Callable[[int], bytes]) -> StoredImages:
-    return StoredImages(stored, _decoder(field, stored, bytes_of), field.channels == "BGR", None, None, alone=True)
+def images_of(field: Field, stored: StoredDataset, bytes_of: Callable[[int], bytes]) -> StoredImages:
+    """Images that are read one by one, with a decoder for the size of the first good image."""
 
-
-def _decoder(field: Field, stored: StoredDataset, bytes_of: Callable[[int], bytes]) -> ImageDecoder:
     def attempt(row: int) -> ImageDecoder:
         where = stored.at(row)
         try:
@@ -360,7 +358,7 @@ def _decoder(field: Field, stored: StoredDataset, bytes_of: Callable[[int], byte
             raise of_row(error, stored, row) from error.__cause__
 
     of_all = "; the first good image gives the size of all, unless image_size=(height, width) says it"
-    return first_good(stored.rows, attempt, of_all)
+    return StoredImages(stored, first_good(stored.rows, attempt, of_all), field.channels == "BGR")
 
 
 def of_row(error: SourceError, stored: StoredDataset, row: int) -> SourceError:
@@ -392,7 +390,7 @@ def datasets_as_rows(path: str, name: str, offsets: Indices, sizes: npt.NDArray[
 
 
 def place_of_image(group: OpenGroup, within: Any, name: str, each: str) -> tuple[int, int] | None:
-    """Offset (−1 if h5py must read it) and size of the image of a dataset, if it may hold one; fast, by handles."""
+    """Offset (−1 if h5py must read it) and size of an image; None if a dataset cannot hold one. Fast, by handles."""
     low: Any = h5py
     h5d, h5f, h5l, h5o, h5t = low.h5d, low.h5f, low.h5l, low.h5o, low.h5t
     linked = within.links.get_info(each.encode()).type != h5l.TYPE_HARD

@@ -1,4 +1,4 @@
-"""`Field`, and the user's choice of files, groups, fields and layouts."""
+"""`Field`, and the files, groups, fields and layouts that the user chose."""
 
 from __future__ import annotations
 
@@ -35,56 +35,56 @@ class Field(ImageOptions):
     """What a batch takes from a dataset. In YAML, a mapping with the same names.
 
     Attributes:
-        name: The dataset, relative to the source's ``group`` unless the name begins with ``/``. Of compound values,
-            a member: ``"events.label"``. Several names or fields: these datasets, of equal shape, type and window,
-            are the channels, on axis 0 of a sample, or on axis 1 behind the rows of a window. The options are then
-            those of the names; a field keeps its own.
+        name: The dataset, relative to the source's ``group`` unless the name begins with ``/``; or a member of compound
+            values: ``"events.label"``. Several names or fields: these datasets, of equal shape, type and window,
+            are the channels, on axis 0 of a sample, or on axis 1 behind the rows of a window. The other options then
+            apply to the names; a field in the list has its own options.
         column: A column of a dataset of two axes, counted from 0; the axis is dropped.
         dtype: Element type to deliver, such as ``"float32"``. The device casts if that moves fewer bytes to it,
             otherwise the workers do. None: as stored.
         window: The rows of a sample, relative to its own row: ``(start, stop)`` gives ``stop − start`` rows on an axis
-            of their own, ``(start, stop, step)`` every step-th of them, a single number one row without that axis.
-            None: the sample's own row.
-        pad: What a window holds where it reaches beyond its part, at either end: ``"last"`` the nearest row of the
-            part, ``"zero"`` zeros. Every row then has a window. Another field follows, ``KEY_mask``, bool of shape
-            (window,), which is True where data is real. None: the windows of samples lie inside their part.
-        classes: Names of the values 0, 1, 2, … Where the file names its numbers (categories, enumerations, flags), each
-            becomes the place of its name. None: the names in the file; of text, all that the files hold, sorted.
-        kind: ``"text"``: text or whole numbers that are not classes, such as ids, as numbers, whose text
-            `BatchSpec.names` gives. ``"class"``: text, or whole numbers such as 1 to 5 or 10, 20, 30, whose numbers
-            become 0, 1, 2, … ``"number"``: what to take the text of a table's column for. None: text is classes.
-        null: What to do with empty text that is no class, and with values that are missing: codes −1 of categories,
-            fill values of flags, values marked by a mask beside them. ``"error"``, ``"ignore"`` (−100), or ``"drop"``
-            the sample. ``"zero"``: an all-zero row of several classes (only in columns of the source's ``table``).
+            of their own, ``(start, stop, step)`` every step-th row of these. A single number is one row, without that
+            axis. None: the sample's own row.
+        pad: How a window is filled where it reaches beyond its part, at either end: ``"last"`` repeats the nearest row
+            of the part, ``"zero"`` gives zeros. Every row then has a window. Another field, ``KEY_mask``, bool of shape
+            (window,), is True where data is real. None: windows lie inside their part.
+        classes: Names of the values 0, 1, 2, … If the file names its numbers (categories, enumerations, flags), each
+            number becomes the place of its name. None: the names in the file; for text, all texts of the files, sorted.
+        kind: ``"text"``: text or whole numbers that are not classes, such as ids. They are delivered as numbers, whose
+            text `BatchSpec.names` gives. ``"class"``: text, or whole numbers such as 1 to 5 or 10, 20, 30, which are
+            numbered 0, 1, 2, … ``"number"``: the text in a column of a table is numbers. None: text is classes.
+        null: Treatment of empty text that is no class, and of missing values: codes −1 of categories, fill values of
+            flags, values that a mask beside them marks. ``"error"``, ``"ignore"`` (−100), or ``"drop"`` the sample.
+            ``"zero"``: an all-zero row of several classes (only in columns of the source's ``table``).
         lookup: A dataset with one integer per row. The value of row r is then ``name[lookup[r]]``, and ``name`` is a
             small table that is kept in memory.
         mask_and_scale: Whether to apply NetCDF's ``scale_factor``, ``add_offset`` and ``_FillValue`` (as NaN). Delivers
             ``dtype`` if given, else float64 for float64 and integers of more than two bytes, else float32.
-        max_length: For samples of variable length, the rows that each is padded to, with ``fill``. None: the length of
-            the longest sample, or of its bucket (``LoaderOptions.batch_by``).
-        ragged: How a batch has samples of variable length. ``"pad"``: each padded. ``"concat"``: one after the other,
-            of shape (total, *rest), and behind them ``KEY_offsets``, int64 of shape (B + 1,): where each begins, and
-            the last ends. Host transforms get them padded, and may change no length.
+        max_length: The number of rows to which samples of variable length are padded, with ``fill``. None: the length
+            of the longest sample, or of its bucket (``LoaderOptions.batch_by``).
+        ragged: The layout of samples of variable length in a batch. ``"pad"``: padded. ``"concat"``: end to end, of
+            shape (total, *rest), with the field ``KEY_offsets``, int64 of shape (B + 1,): the begin of each sample,
+            and the end of the last. Host transforms get padded samples, and may change no length.
         pad_side: Where samples of variable length are padded: ``"right"``, behind their values, or ``"left"``.
-        offsets: Another dataset, of integers, by which ``name`` holds samples of variable length end to end: where each
-            begins, and in one more value where the last ends.
-        starts: As ``offsets``, but without the end of the last, which is that of ``name``.
-        ends: As ``offsets``, but only where each sample ends.
-        lengths: As ``offsets``, but how many rows of ``name`` each sample has.
-        attr: An attribute that holds one number, or text: that of the dataset ``name`` or,
-            without a name, of the group of the part (``"/"``: of the file). All rows of the part have its value; a
-            group or dataset that is a sample has its own.
+        offsets: A dataset of integers, if ``name`` holds samples of variable length end to end: the begin of each
+            sample, and in one more value the end of the last.
+        starts: As ``offsets``, without the end of the last sample, which ends with ``name``.
+        ends: A dataset with the end of each sample, instead of ``offsets``.
+        lengths: A dataset with the number of rows of each sample, instead of ``offsets``.
+        attr: An attribute with one number or text, of the dataset ``name`` or, without a name, of the group of the part
+            (``"/"``: of the file). All rows of the part have its value. If each group or dataset is a sample, each has
+            its own value.
         per: ``"anchor"``: the dataset has a value for each row number in the dataset that ``rows`` names, such as the
-            label of each event. None: for each row of the part.
+            label of each event. None: a value for each row of the part.
         decode: ``"image"``: each row holds the bytes of an image (JPEG, PNG, TIFF, WebP, BMP, GIF), which is delivered
-            as uint8 (C, H, W), a window as (window, C, H, W). A row is bytes of variable length, bytes of one length
-            with zeros at the end. If ``name`` is a group, images lie in its ``values`` between its
-            ``offsets``, or each is a dataset in it, in natural order.
-        channels: What an ordinary decoder makes of the stored images. ``"BGR"``: red and blue change places, since RGB
-            arrays were given to an encoder of BGR, as by ``cv2.imencode``. RGB is delivered either way.
+            as uint8 (C, H, W), a window as (window, C, H, W). A row is bytes of variable length, or bytes of one length
+            with zeros at the end. If ``name`` is a group, its ``values`` hold the images between its ``offsets``, or
+            each dataset in it is an image, in natural order.
+        channels: The order of the channels that an ordinary decoder gives. ``"BGR"``: red and blue change places, since
+            RGB arrays were given to an encoder of BGR, as by ``cv2.imencode``. RGB is delivered either way.
         fill: Value of padding, also of samples of variable length, such as −100 for labels that a loss leaves out.
-        separator: In a column of the source's ``table``, separates several classes in one cell, which become a
-            vector of 0 and 1, or the numbers of a vector.
+        separator: Text between several classes in one cell of the source's ``table``, which become a vector of 0 and 1;
+            or between the numbers of a vector.
 
     The other options are those of images, also in tables: `ImageOptions`, a base class.
 
@@ -181,13 +181,13 @@ class Field(ImageOptions):
 
     @property
     def stacked(self) -> tuple[Field, ...]:
-        """The fields that are its channels; empty if it is of one dataset."""
+        """A field for each channel; empty if the field is one dataset."""
         name: Any = self.name
         return name if isinstance(name, tuple) else ()
 
     @property
     def dataset(self) -> str:
-        """The name of its dataset; of several, their names."""
+        """The name of the dataset, or the names of several."""
         return ", ".join(each.dataset for each in self.stacked) or str(self.name)
 
     @functools.cached_property
@@ -219,14 +219,14 @@ class Field(ImageOptions):
         try:
             check_names(values, [field.name for field in dataclasses.fields(cls)])
             if "name" not in values and "attr" not in values:
-                raise _NO_NAME
+                raise ConfigError("missing; which dataset is it?", "name")
             return cls(**values)
         except ConfigError as error:
             raise error.within(where) from None
 
     @property
     def span(self) -> tuple[int, int]:
-        """First row of a sample and the end, relative to its own row."""
+        """The first row and the end of a sample, relative to its own row."""
         return self.steps[0], self.steps[-1] + 1
 
     @property
@@ -243,13 +243,12 @@ class Field(ImageOptions):
 
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Field)}
 IMAGE = tuple(field.name for field in dataclasses.fields(ImageShape))
-# Options of samples of variable length; images have a fill, too.
+# Options of samples of variable length. Images have a fill, too.
 VARIABLE = ("max_length", "fill", "ragged", "pad_side")
-# Options that name the dataset of their boundaries.
+# Options that name the dataset of boundaries between samples of variable length.
 BOUNDS = ("offsets", "starts", "ends", "lengths")
-# Options of values, not of images.
+# Options that do not apply to images, except for the fill.
 _VALUES = ("column", "dtype", "classes", "lookup", "mask_and_scale", "kind", "null", *VARIABLE)
-_NO_NAME = ConfigError("missing; which dataset is it?", "name")
 _CHOICES = {
     "pad": ("last", "zero", None),
     "decode": ("image", None),
@@ -291,7 +290,7 @@ def _tensor_type(given: Any) -> np.dtype[Any] | None:
     if given is None:
         return None
     try:
-        # the name of a torch dtype: torch.float32
+        # A torch dtype becomes text such as torch.float32.
         dtype = np.dtype(str(given).removeprefix("torch.") if type(given).__module__ == "torch" else given)
     except TypeError:
         raise ConfigError(f"{given!r} is not the name of an element type, such as float32", "dtype") from None
@@ -329,10 +328,10 @@ FieldLike = str | Field | Mapping[str, Any] | Sequence[str | Field | Mapping[str
 
 
 def chosen_files(path: PathLike | Sequence[PathLike]) -> dict[str, str]:
-    """The files that a path, a glob or a list of these names, by absolute path.
+    """The files of a path, a glob or a list of these: their names by absolute path.
 
-    The source may outlive the working folder. The other name of each file stays the same when files are added or all of
-    them are moved: the path below the folder of the glob, or the file name; the absolute path if two are the same.
+    A name stays the same when files are added, or all are moved: it is the path below the folder of the glob, or the
+    file name; the absolute path if two files would have the same name.
     """
     given: Any = [path] if isinstance(path, str | os.PathLike) else path
     if not isinstance(given, Sequence) or not given or not all(p and isinstance(p, str | os.PathLike) for p in given):
@@ -378,7 +377,7 @@ def check_options(fields: Mapping[str, Field], options: AbstractSet[str], where:
 
 
 def chosen_groups(file: h5py.File, path: str, group: str | Sequence[str] | None, *, allow_external: bool) -> list[str]:
-    """The groups of a file that match, in natural order for a pattern. Opens none of them."""
+    """The groups of a file that the user chose; groups of a pattern in natural order. Opens no group."""
     for name in ([group] if isinstance(group, str) else group or ()) if not allow_external else ():
         refuse_external_link(file, str(name))
     if isinstance(group, str) or not isinstance(group, Sequence) or not group:
@@ -414,7 +413,7 @@ def _matching_groups(file: h5py.File, path: str, group: Any) -> list[str]:
 
 
 def names_in(group: Any, path: str) -> list[str]:
-    """The names in a group; h5py gives those that are not UTF-8 as bytes, and does not open them by text."""
+    """The names in a group. A name that is not UTF-8 is an error: h5py gives it as bytes, but opens text only."""
     names = list(group)
     for name in names:
         if isinstance(name, bytes):
@@ -424,7 +423,7 @@ def names_in(group: Any, path: str) -> list[str]:
 
 
 def chosen_layouts(layout: str | Mapping[str, str] | None, keys: list[str]) -> dict[str, str]:
-    """The letters of the axes by batch key, where given. A single string belongs to the first key."""
+    """The letters of the axes, by the batch keys that have some. A single string belongs to the first key."""
     if not isinstance(layout, str | Mapping | None):
         raise ConfigError(f"{layout!r} is neither letters nor a mapping from batch key to letters", "layout")
     chosen = {keys[0]: layout} if isinstance(layout, str) else dict(layout or {})
@@ -434,7 +433,7 @@ def chosen_layouts(layout: str | Mapping[str, str] | None, keys: list[str]) -> d
     return chosen
 
 
-# What to do with the names of a field's options where they are given to a source.
+# Advice on options of a field that are given to a source.
 OF_FIELD = {
     **{name: f"in a field, Field(NAME, …), {text}" for name, text in _INSTEAD.items() if name != "columns"},
     **{each.name: f"give it to a field: Field(NAME, {each.name}=…)" for each in dataclasses.fields(Field)},

@@ -1,4 +1,4 @@
-"""What a file holds: groups, datasets and members of compound types."""
+"""Describes the groups and datasets of a file, and members of compound values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from lit_async_data import system
 from lit_async_data.batch.spec import TENSOR_TYPES, Array, FieldSpec
-from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
+from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError, few
 from lit_async_data.sources.contract.checks import FIRST_SAMPLES
 from lit_async_data.sources.hdf5.index.index import (
     NOT_INSTALLED,
@@ -49,11 +49,11 @@ class OpenGroup:
     cache: IndexCache
     allow_external: bool
     tables: Tables = dataclasses.field(default_factory=dict)  # lookup tables that have been read so far
-    verified: set[str] = dataclasses.field(default_factory=set)  # types whose values are at their offsets
+    verified: set[str] = dataclasses.field(default_factory=set)  # types of datasets whose offsets were verified
     _nodes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def beside(self, group: str) -> OpenGroup:
-        """Another group of the file, which knows what has been read of it."""
+        """Another group of the file. Both share lookup tables and verified types."""
         return dataclasses.replace(self, group=group, _nodes={})
 
     def name(self, given: str) -> str:
@@ -64,7 +64,7 @@ class OpenGroup:
             refuse_external_link(self.file, name)
 
     def node(self, name: str) -> Any:
-        """The object with this name, or None. `inspect_dataset` says what is wrong with a missing one."""
+        """The object with this name, or None if it cannot be opened; `inspect_dataset` then raises an error."""
         if name not in self._nodes:
             self._check_links(name)
             try:
@@ -74,7 +74,7 @@ class OpenGroup:
         return self._nodes[name]
 
     def whole(self, name: str, what: str) -> h5py.Dataset:
-        """A dataset that is read as a whole; messages begin with ``what``: ``"rows: "``."""
+        """A dataset that is read as a whole. Messages begin with ``what``, such as ``"rows: "``."""
         name = self.name(name)
         self._check_links(name)
         try:
@@ -83,7 +83,7 @@ class OpenGroup:
             check_filters(dataset, self.path, name)
             if dataset.size and not math.prod(shape_of(dataset)):
                 raise FormatError("is an empty array of MATLAB; leave it out", **context_of(self.path, name))
-            # Of text of any length, libhdf5 stores references, whose size h5py does not tell.
+            # Text of variable length is stored as references, whose size h5py does not tell.
             if dataset.chunks and dataset.shape and dataset.dtype.kind != "O":
                 check_unindexed(dataset)
                 check_chunk_lengths(dataset, 0, 0, dataset.shape[0])
@@ -92,7 +92,7 @@ class OpenGroup:
         return dataset
 
     def whole_member(self, name: str, what: str) -> tuple[h5py.Dataset, tuple[str, ...]]:
-        """As `whole`, and the names on the way to a member, if the name says one."""
+        """As `whole`, and the path of a member of its values, if the name has one."""
         of, member = self.split(self.name(name))
         dataset = self.whole(f"/{of.strip('/')}" if member else name, what)
         return dataset, find_member(dataset, member, context_of(self.path, of))[0] if member else ()
@@ -100,10 +100,9 @@ class OpenGroup:
     def inspect_dataset(
         self, name: str, member: str = "", layout: str | None = None, *, holds: Holds = "values", cast: bool = False
     ) -> StoredDataset:
-        """A dataset that can be a field, or a ``member`` of its values, which may be wide if there is a ``cast``.
+        """Describe a dataset that can be a field, or a ``member`` of its values; a ``cast`` allows long doubles.
 
-        Of "images", rows hold bytes; they, or references to them in the global heap, become uint8 on an axis. Of the
-        "heap", so do references to values of variable length, and compound values.
+        If it holds "images", or refers to the "heap", rows are described as their bytes: uint8, on one more axis.
         """
         dataset = self.node(name)
         if not isinstance(dataset, h5py.Dataset):
@@ -118,7 +117,7 @@ class OpenGroup:
         else:
             _check_values(dataset, kind, dict(context, place=context["place"] + f".{member}" * bool(member)), cast=cast)
         shape = shape_of(dataset)
-        # Some programs write all that is empty with shape (0,), MATLAB with (0, 0).
+        # Some programs write all empty arrays with shape (0,), MATLAB with (0, 0).
         axis, channel = axes(layout, shape, context["place"]) if any(shape) else (0, None)
         if math.prod(shape) == 0:
             error = FormatError if shape[axis] else NoSamplesError
@@ -130,8 +129,8 @@ class OpenGroup:
         if holds != "values":
             elements, row = np.dtype(np.uint8), row or [element_bytes(dataset)]
         dtype = elements.newbyteorder("=")
-        if not row and dtype.kind in "iu" and dtype != np.uint64:  # of which int64 cannot hold all
-            dtype = np.dtype(np.int64)  # class labels: torch's losses take nothing else
+        if not row and dtype.kind in "iu" and dtype != np.uint64:  # int64 cannot hold every uint64
+            dtype = np.dtype(np.int64)  # torch's losses take class labels of this type only
         spec, taken = FieldSpec(tuple(row), dtype, channel), None
         if member:
             record, size = stored_type(dataset, dataset.id.get_type())
@@ -147,7 +146,7 @@ class OpenGroup:
         return StoredDataset(self.path, name, shape, elements, axis, spec, **more)
 
     def split(self, name: str) -> tuple[str, str]:
-        """The dataset that a name begins with, and a member of its values; none if a dataset has the whole name."""
+        """The name of a dataset, and the member behind it; no member if a dataset has the whole name."""
         end = len(name)
         while self.node(name) is None and (end := name.rfind(".", 0, end)) > 0:
             node = self.node(name[:end])
@@ -156,7 +155,7 @@ class OpenGroup:
         return name, ""
 
     def inspect_any(self, name: str) -> StoredDataset:
-        """Also a dataset that can be no field, such as text or no value at all, for h5py."""
+        """As `inspect_dataset`, but of any dataset that h5py can read, such as text."""
         node = self.node(name)
         if not isinstance(node, h5py.Dataset) or (
             node.size and node.shape and (node.dtype.kind, node.dtype.itemsize) in TENSOR_TYPES
@@ -174,12 +173,12 @@ class OpenGroup:
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """A member: the names on the way to it, its stored type, the stored type of the record, and the values of a row."""
+    """A member of compound values."""
 
-    path: tuple[str, ...]
-    dtype: np.dtype[Any]
-    record: np.dtype[Any]
-    spec: FieldSpec
+    path: tuple[str, ...]  # the names of the members that contain it, and its own
+    dtype: np.dtype[Any]  # as stored
+    record: np.dtype[Any]  # the stored type of the compound values
+    spec: FieldSpec  # the values of a row
 
     def __str__(self) -> str:
         return f".{'.'.join(self.path)}"
@@ -190,7 +189,7 @@ class Member:
 
 
 def find_member(dataset: h5py.Dataset, name: str, context: dict[str, Any]) -> tuple[tuple[str, ...], Any]:
-    """The names on the way to a member, and its type in libhdf5; without a name, the type of whole values."""
+    """The path of a member, and its type in libhdf5; without a name, the type of whole values."""
     found = members(dataset.dtype if name else np.dtype(bool))
     if name not in found:
         raise MissingError(f"has no member {name!r}; its members are {', '.join(found)}", **context)
@@ -201,7 +200,7 @@ def find_member(dataset: h5py.Dataset, name: str, context: dict[str, Any]) -> tu
 
 
 def members(dtype: np.dtype[Any]) -> dict[str, tuple[str, ...]]:
-    """The names on the way to each member, by these with dots: ``{"pos.x": ("pos", "x")}``; ``""`` if there is none."""
+    """The path of each member by its dotted name: ``{"pos.x": ("pos", "x")}``; of other values, ``{"": ()}``."""
     paths = [(name, *inner) for name in dtype.names or () for inner in members(dtype[name]).values()] or [()]
     return {".".join(path): path for path in paths}
 
@@ -214,9 +213,9 @@ def member_of(records: Array, path: tuple[str, ...]) -> Array:
 
 log = logging.getLogger(__name__)
 
-# Values at either end of a dataset that are read both ways to verify its offset.
+# Values at either end of a dataset that are read by h5py and by their offset, to verify the offset.
 PROBED_VALUES = 512
-# How the attribute NAME of a NetCDF dimension without a variable begins, in the NetCDF-4 format specification.
+# The begin of the attribute NAME of a NetCDF dimension without a variable (NetCDF-4 format specification).
 NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
 HEAD_BYTES = 16
 NAMES_SHOWN = 12
@@ -233,7 +232,7 @@ class Located:
         return f"{self.path}:/{self.name.strip('/')}{self.member or ''}"
 
     def dataset(self, row: int | None) -> str:
-        """The name of the dataset of a row, which may be its own."""
+        """The name of the dataset of a row: of its own dataset if each row has one."""
         if self.names is None or row is None or row >= len(self.names):
             return self.name
         return in_group(self.name, self.names, row)
@@ -256,16 +255,16 @@ class StoredDataset(Located):
     spec: FieldSpec
     offset: int | None = None  # offset in the file of the raw values, if they are contiguous; else None
     chunk_rows: int = 1  # samples per chunk; 1 if the dataset is not chunked
-    filtered: bool = False  # whether its chunks have filters, so that each must be decoded as a whole
-    # Its chunk index, if chunks may be read without libhdf5; else None.
+    filtered: bool = False  # whether chunks have filters, so that each must be decoded as a whole
+    # The chunk index, if chunks may be read without libhdf5; else None.
     index: ChunkIndex | None = dataclasses.field(default=None, compare=False)
     external: ExternalFiles = ()
-    slow: str | None = None  # why h5py must read it, one thread at a time; None if it need not
-    # Its values, one for each row or one for all, if they are in no dataset but in memory; else None.
+    slow: str | None = None  # why h5py must read the dataset, one thread at a time; None if it need not
+    # Values that are kept in memory, one for each row or one for all; None if they are in the file.
     kept: Any = dataclasses.field(default=None, compare=False)
-    # If each row is a group or dataset of its own: their names, as bytes. ``name`` then has a ``*`` for them.
+    # The names of rows, as bytes, in place of the ``*`` in ``name``, if each row is a group or dataset; else None.
     names: Any = dataclasses.field(default=None, compare=False)
-    # If its rows are the bytes of compound values, the member that a field takes from them; else None.
+    # The member that a field takes from compound values, if rows are the bytes of these; else None.
     member: Member | None = None
 
     @property
@@ -278,7 +277,7 @@ class StoredDataset(Located):
 
 
 def shape_of(dataset: h5py.Dataset) -> tuple[int, ...]:
-    """The shape of a dataset. MATLAB writes that of an empty array, in its order, in place of values."""
+    """The shape of a dataset. MATLAB writes the shape of an empty array, in its own order, in place of values."""
     empty = dataset.ndim == 1 and dataset.dtype == np.uint64 and dataset.attrs.get("MATLAB_empty", 0)
     return tuple(map(int, dataset[...][::-1] if empty else dataset.shape))
 
@@ -294,7 +293,7 @@ def _of_bytes(index: ChunkIndex, width: int) -> ChunkIndex:
 
 
 def axes(layout: str | None, shape: tuple[int, ...], where: str) -> tuple[int, int | None]:
-    """The axis N, which counts samples, and C, of channels, among the others. Without a layout, samples come first."""
+    """The axis N of samples, and the axis C of channels among the others. Without a layout, samples come first."""
     if layout is None:
         return 0, None
     letters = layout if isinstance(layout, str) and layout.isalpha() and layout == layout.upper() else ""
@@ -309,7 +308,7 @@ def axes(layout: str | None, shape: tuple[int, ...], where: str) -> tuple[int, i
 
 
 def open_dataset(file: h5py.File, path: str, name: str, advice: str = "") -> h5py.Dataset:
-    """A dataset of an open file. A `MissingError` suggests similar names, or else gives the advice."""
+    """A dataset of an open file. The error for a missing dataset suggests similar names, or gives the advice."""
     context = context_of(path, name)
     try:
         node = file[name]
@@ -367,8 +366,7 @@ def _names_in(group: h5py.Group) -> str:
         names = _names_of(group)
     except LIBRARY_ERRORS as error:
         return f"the names in {what} cannot be listed: {error}"
-    shown = ", ".join(names[:NAMES_SHOWN]) + (f", … ({len(names)} in all)" if len(names) > NAMES_SHOWN else "")
-    return f"{what} holds: {shown or 'nothing'}"
+    return f"{what} holds: {few(names, NAMES_SHOWN) or 'nothing'}"
 
 
 def _names_of(group: h5py.Group) -> list[str]:
@@ -410,7 +408,7 @@ def _check_values(dataset: h5py.Dataset, kind: Any, context: dict[str, Any], *, 
             raise FormatError(f"holds {reason}", **context)
     if member and dtype.subdtype:
         kind, dtype = kind.get_super(), dtype.base
-    wide = {"f": "float64", "c": "complex128"}.get(dtype.kind, "")  # what long doubles are cast to
+    wide = {"f": "float64", "c": "complex128"}.get(dtype.kind, "")  # the type that long doubles are cast to
     if ((dtype.kind, dtype.itemsize) not in TENSOR_TYPES and not (wide and cast)) or dtype.subdtype:
         cure = f"store it as another type{wide and f', or give dtype={wide!r}, if it is no sample of variable length'}"
         raise FormatError(f"holds {dtype}, which no tensor can hold; {cure}", **context)
@@ -437,7 +435,7 @@ def _check_images(dataset: h5py.Dataset, context: dict[str, Any]) -> None:
 
 
 def image_format(dataset: h5py.Dataset) -> str:
-    """The format of the images that a dataset holds, by the first bytes of the first rows; empty if it holds none."""
+    """The format of encoded images, by the first bytes of the first rows; empty if a dataset holds no images."""
     shape, single = dataset.shape, dataset.dtype == np.uint8
     if shape is None or 0 in shape or len(shape) > 1 + single or dataset.dtype.kind not in "SVOu":
         return ""
@@ -445,7 +443,7 @@ def image_format(dataset: h5py.Dataset) -> str:
         with contextlib.suppress(*LIBRARY_ERRORS):  # a filter is missing, or the file is damaged
             data: Any = dataset[:HEAD_BYTES] if single and len(shape) == 1 else dataset[row] if shape else dataset[()]
             data = data if isinstance(data, bytes) else data.tobytes() if hasattr(data, "tobytes") else b""
-            # A BMP begins with two letters, as text may do.
+            # A BMP begins with two letters, as text may.
             if found := next((each.name for each in FORMATS if each.name != "BMP" and each.magic.match(data)), ""):
                 return found
     return ""
@@ -454,13 +452,15 @@ def image_format(dataset: h5py.Dataset) -> str:
 def _place(
     dataset: h5py.Dataset, group: OpenGroup, context: dict[str, Any], external: ExternalFiles
 ) -> tuple[int | None, ChunkIndex | None, str | None]:
-    """Where the values of a dataset are: their offset, or the index of chunks; or else why h5py must read them."""
+    """The offset of contiguous values, or the index of chunks, or the reason why h5py must read the values."""
     if external:
         return None, None, "other files hold its values"
     offset, head = dataset.id.get_offset(), group.file.userblock_size
-    offset = None if offset == head - 1 else offset  # if none was ever written
+    offset = None if offset == head - 1 else offset  # if no value was ever written
     if offset is not None and dataset.chunks is None and in_one_file(dataset):
-        _check_offset(offset, head, context)
+        if offset <= head:  # h5py would return the head as values
+            what = f"its values begin at byte {offset}, in the head of the file; the file is damaged: restore it"
+            raise CorruptError(f"{what}, or write the dataset again from what can be read of it", **context)
         if has_numpy_layout(dataset) and (dataset.dtype.str in group.verified or _is_verified(dataset, offset)):
             group.verified.add(dataset.dtype.str)
             return int(offset), None, None
@@ -475,15 +475,8 @@ def _place(
     return None, None, None if reason == NOT_INSTALLED else reason or "its chunks do not match its index"
 
 
-def _check_offset(offset: int, head: int, context: dict[str, Any]) -> None:
-    """Raise `CorruptError` if contiguous values begin in the head of the file, which h5py would return as values."""
-    if offset <= head:
-        what = f"its values begin at byte {offset}, in the head of the file; the file is damaged: restore it"
-        raise CorruptError(f"{what}, or write the dataset again from what can be read of it", **context)
-
-
 def _is_verified(dataset: h5py.Dataset, offset: int) -> bool:
-    """Whether the first and the last contiguous values are the same, read at their offset and by h5py."""
+    """Whether the first and the last contiguous values are the same when read by their offset and by h5py."""
     if dataset.dtype.kind in "SVO" and dataset.dtype.names is None:
         return True  # encoded images, which h5py may end at a zero
     record, size = stored_type(dataset, dataset.id.get_type())
@@ -513,5 +506,5 @@ def _warn_of_codecs(dataset: h5py.Dataset, context: dict[str, Any]) -> None:
 
 @functools.cache
 def warn_slow_filter(name: str, install: str) -> None:
-    """Warns once per filter: there may be a thousand such files."""
+    """Warn once per filter, since a thousand files may have it."""
     log.warning("%s is decoded by h5py, one chunk at a time; %s makes it fast", name, install)
