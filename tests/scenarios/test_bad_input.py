@@ -169,7 +169,7 @@ NO_FIELDS = {
     "variable length": (h5py.vlen_dtype("i4"), ["variable length", "none was ever written", "values and offsets"]),
     "opaque": (np.array([np.void(b"ab")] * 3), ["|V2", "store it as another type"]),
     "encoded images": (np.array([np.void(b"\xff\xd8\xff\xe0 and on")] * 3), ["encoded images", "decode='image'"]),
-    "references": (h5py.ref_dtype, ["references", "store what they refer to"]),
+    "references": (h5py.ref_dtype, ["references", "store the values that they refer to"]),
     "arrays": (np.dtype(("i4", (2,))), ["i4", "store it as another type"]),
     "long doubles": (np.zeros(3, np.longdouble), ["float128", "store it as another type"]),
     "scalar": (3.0, ["single value", "one value per sample"]),

@@ -106,7 +106,9 @@ def check_chunk_length(filters: tuple[Filter, ...], mask: int, data: Bytes, nbyt
     applied = [each for number, each in enumerate(filters) if not mask >> number & 1]
     while applied:
         last = applied.pop()
-        exact = _exact_size(applied, nbytes)
+        sums = int(SUM_BYTES * sum(each.number == FLETCHER32 for each in applied))
+        # Bytes of the chunk after the other filters; None if they depend on the values.
+        exact = None if any(each.changes_size and not _is_identity(each) for each in applied) else nbytes + sums
         if last.number in (NBIT, SCALEOFFSET) and exact is not None and not _is_identity(last):
             if len(data) < (needed := _needed_bytes(last, data, exact)):
                 raise CorruptError(f"only {len(data)} of {needed} bytes for filter {last.number}")
@@ -137,13 +139,6 @@ def _is_identity(each: Filter) -> bool:
     if each.number != SCALEOFFSET or len(parameters) < 5:
         return False
     return parameters[0] == 2 and parameters[1] == 8 * parameters[4]
-
-
-def _exact_size(applied: list[Filter], nbytes: int) -> int | None:
-    """Bytes of a chunk after these filters; None if they depend on the values."""
-    if any(each.changes_size and not _is_identity(each) for each in applied):
-        return None
-    return nbytes + int(SUM_BYTES * sum(each.number == FLETCHER32 for each in applied))
 
 
 def _needed_bytes(last: Filter, data: Bytes, nbytes: int) -> int:

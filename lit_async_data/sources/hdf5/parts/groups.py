@@ -245,8 +245,7 @@ class _Lister:
         lacking, why, path = np.array(self._lacking), np.array(self._why, "S"), self._group.path
         unlike = why[why != b""]
         if len(unlike) > count - len(lacking):
-            what = f"{path}:/{self._unlike}: {unlike[0].decode()}"
-            raise FormatError(what, file=path, dataset=self._unlike)
+            raise FormatError(f"{path}:/{self._unlike}: {unlike[0].decode()}", file=path, dataset=self._unlike)
         if self._kind is None:
             self._raise_missing()
         entries = np.cumsum(np.isin(np.arange(count), lacking, invert=True)) - 1
@@ -414,7 +413,7 @@ def _coded_alike(group: OpenGroup, name: str, names: Any) -> Coded:
             cure = 'leave out sample="group" and give classes=: each group then maps its numbers by name'
             raise FormatError(f"{group.path}:/{full}: {what}{listed_names(first.names)}; {cure}", file=group.path)
         if coded.mask is not None and coded.mask.any():
-            what = 'holds missing values; leave out sample="group", where null= says what becomes of them'
+            what = 'holds missing values; leave out sample="group", where null= chooses their treatment'
             raise FormatError(f"{group.path}:/{full}: {what}", file=group.path, dataset=full)
     return first
 
@@ -437,7 +436,7 @@ def _padded(part: StoredPart, key: str, request: PartRequest) -> dict[str, Store
     sequences = of_key.sequences
     if sequences is None or key in request.layouts or field.classes or length_key(key) in request.fields:
         needs = f"need an axis, no layout, no classes, and the key {length_key(key)!r} for their lengths"
-        raise ConfigError(f"{of_key.stored}: samples of variable length {needs}; change these", f"fields.{key}")
+        raise ConfigError(f"{of_key.stored}: samples of variable length {needs}; change the field", f"fields.{key}")
     row = dataclasses.replace(sequences.spec, shape=sequences.spec.shape[1:])
     spec = padded_spec(sequences.lengths, field.max_length, row, of_key.values)
     return padded_fields(key, field, dataclasses.replace(sequences, spec=spec))

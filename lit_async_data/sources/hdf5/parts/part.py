@@ -390,7 +390,7 @@ def value_of(node: Any, field: Field, path: str, name: str) -> npt.NDArray[Any]:
     try:
         stored = h5py.h5a.open(node, str(field.attr).encode())
     except KeyError:
-        cure = "write it, or choose by their names those that have it"
+        cure = "write it, or choose only groups that have it, by their names"
         raise MissingError(f"{where} is missing; {cure}", **context) from None
     values = np.empty(stored.shape, stored.dtype)
     stored.read(values)
@@ -466,8 +466,8 @@ def _advice(fields: Mapping[str, StoredField], *, chosen: bool) -> str:
         shape = field.values.shape
         same = [each for each in fields.values() if len(shape) > 1 and each.values.shape[1:] == shape]
         if same:
-            what = f"{field.stored.name} has the shape of one row of {same[0].stored.name}, as what is the same for all"
-            return f"{what} samples; leave {key!r} out of fields, and add it to the batch in device_transform"
+            what = f"{field.stored.name} has the shape of one row of {same[0].stored.name}: if all samples share it,"
+            return f"{what} leave {key!r} out of fields, and add it to the batch in device_transform"
     key, field = min(fields.items(), key=lambda item: item[1].stored.rows)
     name = str(field.stored).removeprefix(f"{field.stored.path}:/")
     if chosen and not field.spec.shape:
@@ -538,9 +538,8 @@ def log_warnings(part: StoredPart) -> None:
     slow = {str(field.values): field.values.slow for field in fields if field.values.slow}
     for name, reason in slow.items():
         log.warning("%s: is read by h5py, one thread at a time: %s", name, reason)
-    packed = {str(field.stored): field.packed for field in fields if field.packed}
-    for name, attributes in packed.items():
-        listed = ", ".join(attributes)
+    packed = {str(field.stored): ", ".join(field.packed) for field in fields if field.packed}
+    for name, listed in packed.items():
         log.warning("%s: has %s, but values come as stored; Field(mask_and_scale=True) applies it", name, listed)
 
 

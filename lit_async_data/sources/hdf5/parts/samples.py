@@ -196,7 +196,7 @@ def _column_and_what(on: Any) -> tuple[str, str | Field]:
 
 
 def ends_of(unit: str) -> list[str]:
-    """The names of a file or group: its path and every end of the path; those of files also without the suffix."""
+    """The names of a file or group: its path and every end of the path; of a file, also without the suffix."""
     _, *parts = f"/{unit.strip('/')}".split("/")
     names = [f"/{unit.strip('/')}", *("/".join(parts[first:]) for first in range(len(parts)))]
     return [*(os.path.splitext(each)[0] for each in names if os.path.isabs(unit)), *names]
@@ -217,8 +217,6 @@ def _labels_of(field: Field, table: Table, whole: Table) -> Labels:
     dtype = None if field.dtype is None else np.dtype(field.dtype)
     return labels.cast(dtype, lambda row, what: table.origin.error(what, row=row, column=field.dataset))
 
-
-log = logging.getLogger(__name__)
 
 NAMED = 20
 
@@ -320,7 +318,7 @@ def with_rows(parts: Sequence[StoredPart]) -> list[StoredPart]:
         listed = few([str(part) for part in empty], NAMED)
         if len(empty) == len(parts):
             raise FormatError(f"{listed}: none of them holds samples; check path= and group=", file=empty[0].path)
-        log.warning("%d of %d parts hold no samples and are left out: %s", len(empty), len(parts), listed)
+        _log.warning("%d of %d parts hold no samples and are left out: %s", len(empty), len(parts), listed)
     return [part for part in parts if not part.empty]
 
 
@@ -351,7 +349,7 @@ def drop_empty(parts: Sequence[StoredPart]) -> list[StoredPart]:
         if len(short) == len(parts):
             cure = "make window shorter, write Field(pad='last'), or name another axis N in layout="
             raise FormatError(f"{listed}; {cure}", file=short[0].path)
-        log.warning("%d of %d parts have no sample: %s", len(short), len(parts), listed)
+        _log.warning("%d of %d parts have no sample: %s", len(short), len(parts), listed)
     return [part for part in parts if part.anchors.count]
 
 
@@ -364,7 +362,7 @@ def warn_of_lacking(parts: Sequence[StoredPart], name: str) -> None:
             if len(lacking) == total:
                 raise error
             cure = "list such samples in exclude=, or set on_error"
-            log.warning("%s: %d of %d samples cannot be read: %s, %s", name, len(lacking), total, error, cure)
+            _log.warning("%s: %d of %d samples cannot be read: %s, %s", name, len(lacking), total, error, cure)
 
 
 def without(parts: Sequence[StoredPart], exclude: Exclude, name: str) -> list[StoredPart]:
@@ -388,8 +386,7 @@ def check_null(parts: Sequence[StoredPart], fields: Mapping[str, Field]) -> None
 
 
 def found_names(part: StoredPart) -> dict[str, tuple[str, ...]]:
-    fields = part.fields.items()
-    return {key: field.texts for key, field in fields if field.text and not field.text.classes}
+    return {key: field.texts for key, field in part.fields.items() if field.text and not field.text.classes}
 
 
 def named_alike(parts: Sequence[StoredPart]) -> list[StoredPart]:
@@ -422,15 +419,16 @@ def _renamed(field: StoredField, names: tuple[str, ...], cure: str) -> StoredFie
     return dataclasses.replace(field, spec=named(field.spec, field.text, names), stored=stored)
 
 
-def with_values(parts: Sequence[StoredPart]) -> list[StoredPart]:
-    return with_samples(list(map(_with_values, parts)))
-
-
 def with_samples(parts: Sequence[StoredPart]) -> list[StoredPart]:
     left = [part for part in parts if part.anchors.count]
     if not left:
         raise FormatError(f"{parts[0]}: no sample is left that has a value of each field, and a row of the table")
     return left
+
+
+def with_values(parts: Sequence[StoredPart]) -> list[StoredPart]:
+    """The parts, without samples that lack a row of the table or a text."""
+    return with_samples([_with_values(part) for part in parts])
 
 
 def _with_values(part: StoredPart) -> StoredPart:

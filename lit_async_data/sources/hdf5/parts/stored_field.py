@@ -36,7 +36,7 @@ from lit_async_data.sources.hdf5.schema.encoded import (
     inspect_sparse,
     inspect_variable,
 )
-from lit_async_data.sources.hdf5.schema.field import VARIABLE, Field
+from lit_async_data.sources.hdf5.schema.field import VARIABLE, Field, changed
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset
 from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, context_of, h5py
 
@@ -245,11 +245,10 @@ def _inspect_numbers(group: OpenGroup, field: Field, layout: str | None, where: 
 
 def _check_applicable(group: OpenGroup, coded: Coded, field: Field, where: str) -> None:
     """Refuse options of samples of variable length for other samples."""
-    for option in VARIABLE:
-        if getattr(field, option) != getattr(Field, option):
-            group.inspect_dataset(*group.split(coded.name))  # raises if the dataset is missing
-            what = f"{group.path}:/{coded.name.strip('/')} holds no samples of variable length; leave it out"
-            raise ConfigError(what, f"{where}.{option}")
+    for option in changed(field, VARIABLE):
+        group.inspect_dataset(*group.split(coded.name))  # raises if the dataset is missing
+        what = f"{group.path}:/{coded.name.strip('/')} holds no samples of variable length; leave it out"
+        raise ConfigError(what, f"{where}.{option}")
 
 
 def _looked_up(group: OpenGroup, name: str, field: Field, layout: str | None, where: str) -> StoredDataset:
@@ -382,10 +381,9 @@ def _inspect_ranges(
     name, of_kind = group.name(field.dataset), RANGES.get(kind, RANGES["variable"])
     full = f"{group.path}:/{name.strip('/')}"
     padding = VARIABLE if kind in ("csr", "csc") else ()
-    for option in ("column", "window", "lookup", "mask_and_scale", "classes", "kind", *padding):
-        if getattr(field, option) != getattr(Field, option):
-            what = f"does not apply to {full}, which holds {of_kind}; leave it out"
-            raise ConfigError(what, f"fields.{key}.{option}")
+    for option in changed(field, ("column", "window", "lookup", "mask_and_scale", "classes", "kind", *padding)):
+        what = f"does not apply to {full}, which holds {of_kind}; leave it out"
+        raise ConfigError(what, f"fields.{key}.{option}")
     if of is None:
         return padded_fields(key, field, inspect_sparse(group, name, kind))
     if isinstance(of, Delimited):

@@ -172,7 +172,7 @@ class RecentSlabs:
                 own.open()
 
     def cached(self, name: object, groups: Iterable[tuple[int, Indices]]) -> tuple[Cached, list[tuple[int, Indices]]]:
-        """The cached slabs and the other ones, each with the places that need it."""
+        """The cached slabs, and the numbers of missing slabs, each with the places that need it."""
         cached: Cached = collections.deque()
         others = []
         with self._lock:
@@ -247,11 +247,9 @@ class KeptSlabs:
 
     def copy_rows(self, rows: Indices, out: Array) -> Indices | None:
         """Copy cached rows to their places in ``out``. Returns the places of other rows, or None if all are cached."""
-        if self._content is None:
-            return np.arange(len(rows))
         slabs, inside = np.divmod(rows, self._rows)
         found = self._found(slabs)
-        if found is None:  # cleared meanwhile
+        if found is None:
             return np.arange(len(rows))
         table, places = found
         cached = places >= 0
@@ -410,5 +408,5 @@ class ChunkedReader(Reader):
             self._recent.get((self._name, number), decode, wait=False, chunk_group=chunk_group)
 
     def _missing(self, firsts: Indices, counts: Indices | None, chunk_group: ChunkGroup | None) -> Indices:
-        """The slabs that are not cached; the others are assigned to the group."""
+        """The slabs that are not cached. Cached slabs are assigned to the group."""
         return self._recent.missing(self._name, self._kept.missing(touched(firsts, counts, self.rows)), chunk_group)

@@ -16,7 +16,7 @@ from lit_async_data.errors import CorruptError, SourceError
 from lit_async_data.order.chunk_order import distinct_of
 from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
-from lit_async_data.sources.contract.source import Reading
+from lit_async_data.sources.contract.source import Reading, slowest
 from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.sources.hdf5.index.index import check_chunk_lengths
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
@@ -167,8 +167,7 @@ BLOCK_BYTES = 2**20
 
 class FieldReader(Reader):
     def __init__(self, field: StoredField, reader: Reader) -> None:
-        self._field = field
-        self._reader = reader
+        self._field, self._reader = field, reader
         self.reading = reader.reading
         # Whether rows are not read as ranges: there are gaps, or nothing to gain.
         self._one_by_one = field.length == 1 or field.step > 1 or field.images is not None
@@ -263,7 +262,7 @@ def real_rows(anchors: Indices, field: StoredField) -> Array:
 class RangesReader(Reader):
     def __init__(self, stored: StoredRanges, *elements: Reader) -> None:
         self._stored, self._elements = stored, elements
-        self.reading = elements[0].reading
+        self.reading = slowest(each.reading for each in elements)
 
     def fetch(self, rows: Indices, _: Indices | None, /) -> bool:
         places = self._stored.places(rows)
@@ -275,11 +274,6 @@ class RangesReader(Reader):
 
 
 class SparseReader(RangesReader):
-    def __init__(self, stored: StoredRanges, values: Reader, columns: Reader) -> None:
-        super().__init__(stored, values, columns)
-        # Zeroing and scattering takes longer than copying the stored values, and mostly without the GIL.
-        self.reading = "decoded" if "decoded" in (values.reading, columns.reading) else values.reading
-
     def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
         stored = self._stored
         assert stored.columns is not None

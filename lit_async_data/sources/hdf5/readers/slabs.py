@@ -43,8 +43,7 @@ class RawReader(Reader):
     reading: Reading = "copied"
 
     def __init__(self, stored: StoredDataset, file: OpenFile) -> None:
-        self._stored = stored
-        self._file = file
+        self._stored, self._file = stored, file
         self._nbytes = stored.nbytes
         self._row_bytes = self._nbytes // stored.rows
         self._native = stored.dtype.newbyteorder("=")
@@ -162,11 +161,9 @@ class IndexedSlabDecoder:
     reading: Reading = "decoded"
 
     def __init__(self, stored: StoredDataset, index: ChunkIndex, file: OpenFile) -> None:
-        self._stored = stored
-        self._index = index
-        self._file = file
+        self._stored, self._index, self._file = stored, index, file
         self.rows = index.shape[stored.axis]
-        # Numbers of the chunks of slab 0, and the step to those of the next slab.
+        # The numbers of the chunks of slab 0, and the step to the same chunk of the next slab.
         places = np.indices([1 if axis == stored.axis else n for axis, n in enumerate(index.grid)])
         self._first = np.ravel_multi_index(tuple(places.reshape(len(index.grid), -1)), index.grid)
         self._stride = math.prod(index.grid[stored.axis + 1 :])
@@ -197,12 +194,12 @@ class IndexedSlabDecoder:
 
     def decode(self, number: int) -> Array:
         """A slab, in native byte order."""
-        stored = self._stored
+        stored, native = self._stored, self._stored.dtype.newbyteorder("=")
         count = min(self.rows, stored.rows - number * self.rows)
         if self.plain:
             values = self.chunk(number)
             # A view of some rows would keep the whole chunk in memory.
-            return self._native(values if count == len(values) else values[:count].copy())
+            return (values if count == len(values) else values[:count].copy()).astype(native, copy=False)
         slab = np.empty((count, *stored.spec.stored_shape), stored.dtype)
         axes = ([number] if axis == stored.axis else range(n) for axis, n in enumerate(self._index.grid))
         for place in itertools.product(*axes):
@@ -213,7 +210,7 @@ class IndexedSlabDecoder:
             spans.pop(stored.axis)
             values = np.moveaxis(self.chunk(int(np.ravel_multi_index(place, self._index.grid))), stored.axis, 0)
             slab[(slice(None), *spans)] = values[(slice(count), *(slice(span.stop - span.start) for span in spans))]
-        return self._native(slab)
+        return slab.astype(native, copy=False)
 
     def chunk(self, number: int) -> Array:
         index, stored = self._index, self._stored
@@ -285,9 +282,6 @@ class IndexedSlabDecoder:
             else:
                 target[place] = decoded
 
-    def _native(self, values: Array) -> Array:
-        return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
-
     def _corrupt(self, number: int, error: CorruptError) -> CorruptError:
         index, stored = self._index, self._stored
         place = np.unravel_index(number, index.grid)
@@ -304,8 +298,7 @@ class H5pySlabDecoder:
     reading: Reading = "locked"
 
     def __init__(self, stored: StoredDataset, file: OpenFile) -> None:
-        self._stored = stored
-        self._file = file
+        self._stored, self._file = stored, file
         self.rows = stored.chunk_rows
         # The values that libhdf5 returns, and its own buffer. Only one thread at a time decodes.
         self.thread_bytes = 2 * min(self.rows, stored.rows) * (stored.nbytes // stored.rows)

@@ -260,7 +260,7 @@ def numbered(
     if values.dtype.kind not in ("SOiu" if field.kind in ("text", "class") else "SO") or field.kind == "number":
         what = f"{stored} holds {values.dtype}{', with fractions or NaN' * floats}, which is not {field.kind}"
         if where == "fields.(on)":
-            raise ConfigError(f"{what}; ids are text or whole numbers, so name a dataset of these", "on")
+            raise ConfigError(f"{what}; ids are text or whole numbers: name a dataset of ids", "on")
         raise ConfigError(f"{what}; leave kind out", f"{where}.kind")
     numbers: dict[Any, int] = {}
     codes = np.array([numbers.setdefault(value, len(numbers)) for value in values.tolist()], np.int64)

@@ -315,7 +315,7 @@ def inspect_images(group: OpenGroup, field: Field) -> StoredImages:
         begins, known = ranges.places(np.arange(ranges.rows))
         values, sizes = ranges.values, known.astype(np.uint32)
         if values.dtype != np.uint8 or len(values.shape) > 1:
-            what = f"holds {values.dtype} {values.shape}, not the bytes of images as uint8 on one axis; write these"
+            what = f"holds {values.dtype} {values.shape}, not the bytes of images as uint8 on one axis; write them so"
             raise values.error(FormatError, what)
         alone, node = values.offset is not None, group.file[values.name]
         places = np.full(len(sizes), -1) if values.offset is None else values.offset + begins
@@ -357,7 +357,7 @@ def images_of(field: Field, stored: StoredDataset, bytes_of: Callable[[int], byt
         except SourceError as error:
             raise of_row(error, stored, row) from error.__cause__
 
-    of_all = "; the first good image gives the size of all, unless image_size=(height, width) says it"
+    of_all = "; the first good image gives the size of all, unless image_size=(height, width) gives it"
     return StoredImages(stored, first_good(stored.rows, attempt, of_all), field.channels == "BGR")
 
 

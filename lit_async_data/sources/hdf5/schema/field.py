@@ -8,7 +8,7 @@ import fnmatch
 import functools
 import numbers
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Literal
 
@@ -135,11 +135,11 @@ class Field(ImageOptions):
             left_out = self.attr and value in ("", "/") if name == "name" else value is None
             if not (isinstance(value, str) and value.strip("/")) and not left_out:
                 cure = f"; {_INSTEAD['shift']}" if name == "offsets" else ""
-                raise ConfigError(f"{value!r} is not the name of a dataset{cure}", name)
-        if self.column is not None:
-            self._set("column", whole_number("column", self.column, 0))
-        if self.max_length is not None:
-            self._set("max_length", whole_number("max_length", self.max_length, 1))
+                what = f"{value!r} is not the name of a dataset{cure}" if value else "missing; which dataset is it?"
+                raise ConfigError(what, name)
+        for name, least in (("column", 0), ("max_length", 1)):
+            if getattr(self, name) is not None:
+                self._set(name, whole_number(name, getattr(self, name), least))
         fill: Any = self.fill
         if not isinstance(fill, numbers.Real):
             raise ConfigError(f"{fill!r} is not a number", "fill")
@@ -151,8 +151,8 @@ class Field(ImageOptions):
         self._set("classes", _class_names(self.classes))
         if not isinstance(self.mask_and_scale, bool):
             raise ConfigError(f"{self.mask_and_scale!r} is not true or false", "mask_and_scale")
-        for name in _VALUES if self.decode else ("channels", *IMAGE):
-            if name != "fill" and getattr(self, name) != _DEFAULTS[name]:
+        for name in changed(self, _VALUES if self.decode else ("channels", *IMAGE)):
+            if name != "fill":
                 what = "does not apply to images; leave it out" if self.decode else "needs decode: image"
                 raise ConfigError(what, name)
         swapped = self.channels == "BGR" and self.image.target_mode.startswith("RGB")
@@ -162,8 +162,7 @@ class Field(ImageOptions):
             self._set(name, getattr(self.image, name))
 
     def __repr__(self) -> str:
-        given = {name: getattr(self, name) for name in _DEFAULTS if name != "name"}
-        others = [f"{name}={value!r}" for name, value in given.items() if value != _DEFAULTS[name]]
+        others = [f"{name}={getattr(self, name)!r}" for name in changed(self, _DEFAULTS) if name != "name"]
         return f"Field({', '.join([repr(self.name), *others])})"
 
     def _stack(self, given: Any) -> None:
@@ -218,8 +217,6 @@ class Field(ImageOptions):
             values["null"] = values.pop(None)  # type: ignore[call-overload]
         try:
             check_names(values, [field.name for field in dataclasses.fields(cls)])
-            if "name" not in values and "attr" not in values:
-                raise ConfigError("missing; which dataset is it?", "name")
             return cls(**values)
         except ConfigError as error:
             raise error.within(where) from None
@@ -260,20 +257,23 @@ _CHOICES = {
 }
 
 
+def changed(field: Field, options: Iterable[str]) -> list[str]:
+    """The options that differ from their defaults."""
+    return [name for name in options if getattr(field, name) != _DEFAULTS[name]]
+
+
 def _check_combination(field: Field) -> None:
     for name, values in _CHOICES.items():
         if getattr(field, name) not in values:
             raise ConfigError(f"{getattr(field, name)!r} is not one of {', '.join(filter(None, values))}", name)
-    for name in ("max_length", "pad_side") if field.ragged == "concat" else ():
-        if getattr(field, name) != _DEFAULTS[name]:
-            raise ConfigError("nothing is padded with ragged: concat; leave it out", name)
+    for name in changed(field, ("max_length", "pad_side")) if field.ragged == "concat" else ():
+        raise ConfigError("nothing is padded with ragged: concat; leave it out", name)
     for name in [name for name in BOUNDS if getattr(field, name)][1:]:
         raise ConfigError(f"one of {', '.join(BOUNDS)} is enough; leave the others out", name)
     refused = ("column", "window", "lookup", "mask_and_scale", "decode", "per", *VARIABLE, *BOUNDS)
-    for option in refused if field.attr else ("window",) if field.per else ():
-        if getattr(field, option) != _DEFAULTS[option]:
-            what = "an attribute, which is one value" if field.attr else "values of anchors"
-            raise ConfigError(f"does not apply to {what}; leave it out", option)
+    for option in changed(field, refused if field.attr else ("window",) if field.per else ()):
+        what = "an attribute, which is one value" if field.attr else "values of anchors"
+        raise ConfigError(f"does not apply to {what}; leave it out", option)
 
 
 def _is_integer(value: object) -> bool:
@@ -371,9 +371,8 @@ def check_options(fields: Mapping[str, Field], options: AbstractSet[str], where:
     for key, field in fields.items():
         if field.stacked:
             raise ConfigError(f"several datasets are no field {where}; give each a key", f"fields.{key}")
-        for option in dataclasses.fields(field):
-            if option.name not in options and getattr(field, option.name) != option.default:
-                raise ConfigError(f"does not apply {where}; leave it out", f"fields.{key}.{option.name}")
+        for option in changed(field, [each for each in _DEFAULTS if each not in options]):
+            raise ConfigError(f"does not apply {where}; leave it out", f"fields.{key}.{option}")
 
 
 def chosen_groups(file: h5py.File, path: str, group: str | Sequence[str] | None, *, allow_external: bool) -> list[str]:

@@ -37,7 +37,6 @@ from lit_async_data.sources.hdf5.storage.open_file import ExternalFiles, externa
 from lit_async_data.sources.images.formats import FORMATS
 from lit_async_data.sources.local_files import retry_once
 
-Tables = dict[tuple[str, int | None, int], Array]
 Holds = Literal["values", "images", "heap"]
 
 
@@ -48,7 +47,7 @@ class OpenGroup:
     group: str  # name of the group; ``"/"`` for the root
     cache: IndexCache
     allow_external: bool
-    tables: Tables = dataclasses.field(default_factory=dict)  # lookup tables that have been read so far
+    tables: dict[tuple[str, int | None, int], Array] = dataclasses.field(default_factory=dict)  # lookup tables
     verified: set[str] = dataclasses.field(default_factory=set)  # types of datasets whose offsets were verified
     _nodes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -78,7 +77,7 @@ class OpenGroup:
         name = self.name(name)
         self._check_links(name)
         try:
-            dataset = open_dataset(self.file, self.path, name, "; name one of these")
+            dataset = open_dataset(self.file, self.path, name, "; name one of them")
             external_files(dataset, self.file, name, allowed=self.allow_external)
             check_filters(dataset, self.path, name)
             if dataset.size and not math.prod(shape_of(dataset)):
@@ -331,15 +330,13 @@ def _not_found(file: h5py.File, path: str, name: str, error: KeyError, advice: s
         what = f"has no dataset {name!r}{_suggestion(file, name, advice)}"
         return MissingError(what, file=path, dataset=name, place=path)
     if isinstance(link, h5py.ExternalLink):
-        target = f"{link.path} of {link.filename}"
-        what = f"is a broken link to {target}: {said}; restore it, or correct the link"
+        what = f"is a broken link to {link.path} of {link.filename}: {said}; restore it, or correct the link"
         return MissingError(what, **context)
     if isinstance(link, h5py.SoftLink):
         target = posixpath.join(posixpath.dirname(f"/{name.strip('/')}"), link.path)
         if not isinstance(file.get(target, getlink=True), h5py.HardLink):
             return MissingError(f"is a broken link to {link.path}; restore it, or correct the link", **context)
-    what = f"is in the file, but cannot be opened: {said}; the file is damaged: restore it"
-    return CorruptError(what, **context)
+    return CorruptError(f"is in the file, but cannot be opened: {said}; the file is damaged: restore it", **context)
 
 
 def _suggestion(file: h5py.File, name: str, advice: str) -> str:
@@ -399,7 +396,7 @@ def _check_values(dataset: h5py.Dataset, kind: Any, context: dict[str, Any], *, 
         "a cell, whose arrays it refers to; save these end to end, and their lengths, in MATLAB: X = cat(2, c{:}); "
         "n = cellfun(@(a) size(a, 2), c); then Field('X', lengths='n')": h5py.check_ref_dtype(dtype) is not None
         and dataset.attrs.get("MATLAB_class") in (b"cell", "cell"),
-        "references; store what they refer to": h5py.check_ref_dtype(dtype) is not None,
+        "references; store the values that they refer to": h5py.check_ref_dtype(dtype) is not None,
         "compound values; name one of their members: "
         + ", ".join(f"{context['dataset']}.{each}" for each in members(dtype)): dtype.names is not None,
     }

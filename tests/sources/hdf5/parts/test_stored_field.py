@@ -46,6 +46,26 @@ def test_packed_values_that_are_not_unpacked_are_mentioned_once(h5, caplog, attr
     check(path, fields)
 
 
+@pytest.mark.parametrize(
+    ("fields", "rows", "said"),
+    [
+        ({"x": Field("x", window=4), "y": "y"}, None, "x: window=4 is a single row, 4 rows ahead; window=(0, 4) is 4"),
+        ({"x": Field("x", window=250)}, [0, 20], "x: window=250 is a single row, 250 rows ahead; window=(0, 250) is"),
+        # Windows of forecasts: the target ahead of its input, the next row, an earlier row, rows.
+        ({"x": "x", "y": Field("x", window=4)}, None, ""),
+        ({"x": Field("x", window=1)}, None, ""),
+        ({"x": Field("x", window=-4)}, None, ""),
+        ({"x": Field("x", window=(4, 5))}, None, ""),
+    ],
+    ids=str,
+)
+def test_a_single_number_as_the_window_of_the_input_is_questioned(h5, caplog, fields, rows, said):
+    HDF5Source(h5(x=np.arange(300.0), y=np.arange(300)), fields, rows=rows).close()
+    found = [record.getMessage() for record in caplog.records if "window=" in record.getMessage()]
+    assert len(found) == bool(said)
+    assert said in "".join(found)
+
+
 @pytest.mark.parametrize("field", [Field("x", decode="image"), "g"], ids=str)
 def test_images_and_samples_of_variable_length_have_no_layout(h5, field):
     path = h5(x=[[1, 2]], **{"g/values": np.arange(3), "g/offsets": [0, 3]})

@@ -230,6 +230,18 @@ def test_any_sparse_matrix_comes_out_dense(*, rows, columns, filled, chunk, gzip
         assert_same_samples(model.values["x"], matrix.astype(matrix.dtype.newbyteorder("=")))
 
 
+@pytest.mark.parametrize("slow", ["data", "indices"])
+def test_a_sparse_matrix_is_read_as_slowly_as_the_slower_of_its_datasets(path, slow):
+    matrix = np.arange(12, dtype="i4").reshape(4, 3)
+    add_csr(path, matrix)
+    with h5py.File(path, "r+") as file:
+        values = file[f"X/{slow}"][...]
+        del file[f"X/{slow}"]
+        file.create_dataset(f"X/{slow}", data=values, chunks=(4,), scaleoffset=0)  # only libhdf5 decodes this filter
+    assert HDF5Source(path, {"x": "X"}).chunks.reading == "locked"
+    check(path, {"x": "X"})
+
+
 def add_bare_csr(path, matrix, shape, *, attribute=False, **datasets):
     """A matrix by rows without a word on what it is, as other writers than AnnData have it."""
     add_csr(path, matrix)
