@@ -156,10 +156,6 @@ def _needed_bytes(last: Filter, data: Bytes, nbytes: int) -> int:
     return head - (-values * bits // 8)
 
 
-# From this many chunks on, the log reports that an index is being built, which takes seconds.
-MANY_CHUNKS = 2 * 10**6
-
-
 def columns_of(dataset: h5py.Dataset) -> Columns | None:
     """The chunk records of a dataset; None if they are unusual, so that h5py must read the dataset."""
     columns, usual = checked_columns(dataset)
@@ -170,8 +166,6 @@ def checked_columns(dataset: h5py.Dataset) -> tuple[Columns, bool]:
     """The chunk records of a dataset, and whether all are usual. In libhdf5's order if it lists wrong corners."""
     chunk, grid, file = np.array(dataset.chunks), grid_of(dataset), dataset.file
     chunks, known = math.prod(grid), corners_known(dataset)
-    if chunks >= MANY_CHUNKS:
-        _log.info("indexing up to %d chunks of %s:%s, 1 to 2 µs each", chunks, file.filename, dataset.name)
     filters, nbytes = filters_of(dataset), math.prod(dataset.chunks or ()) * element_bytes(dataset)
     records, end = records_of(dataset), os.fstat(file.id.get_vfd_handle()).st_size
     corners, (masks, offsets, sizes) = records[:, : len(grid)], records[:, len(grid) :].T
@@ -410,10 +404,9 @@ def _verified(dataset: h5py.Dataset, columns: Columns) -> ChunkIndex | None:
 
 
 def _probes_match(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
-    """Whether probed chunks have the same bytes at their offsets as libhdf5 reads; an error if the file is damaged.
+    """Whether probed chunks have the same bytes at their offsets as libhdf5 reads. If they differ, the file is damaged.
 
-    A file with a user block may be sound: its offsets count from the end of the block before HDF5 1.14.4, and from the
-    start of the file since.
+    But with a user block, offsets count from its end before HDF5 1.14.4, and from the start of the file since.
     """
     some_missing = index.offsets.min() < 0
     written = np.flatnonzero(index.offsets >= 0) if some_missing else range(len(index.offsets))
@@ -471,7 +464,6 @@ class IndexCache:
         self._folder = None if folder is None else CacheFolder(folder, "index")
 
     def load(self, key: IndexKey) -> dict[str, Array] | None:
-        """The columns of a dataset in its current state; None if no file holds them."""
         data = None if self._folder is None else self._folder.load(*_place(key))
         if data is None:
             return None

@@ -123,10 +123,7 @@ def _absent(of: StoredField, part: StoredPart) -> StoredField:
 def _listed(
     group: OpenGroup, request: PartRequest, names_of: Mapping[str, str]
 ) -> tuple[dict[str, Columns], dict[str, SourceError]]:
-    """The columns of each field, and an error for each field that no sample has.
-
-    A sample that lacks a field has the entries of the first sample that has it.
-    """
+    """The columns of each field, and the errors of fields that no sample has; a lacking sample has the first entry."""
     if request.sample == "group":
         matches, above = chosen_groups(group.file, group.path, request.group, allow_external=False), dict[str, Any]()
     else:

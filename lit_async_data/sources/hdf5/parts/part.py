@@ -45,6 +45,8 @@ MAX_DECODED_TWICE = 0.05
 # A compressed field with at least this share of the bytes of the largest field determines the grouping.
 MIN_SHARE = 0.1
 
+log = logging.getLogger(__name__)
+
 
 class ChunkGrouping(NamedTuple):
     """Groups of samples that share chunks. ``runs``, ``spread`` and ``chunks_per_run`` are as in `StorageLayout`."""
@@ -121,7 +123,7 @@ def _grouped_extents(part: StoredPart, key: str, chunks_per_run: int) -> tuple[I
 
 
 def _runs(counts: Indices) -> Iterator[ChunkRun]:
-    """Runs of groups of equal size. A last, smaller group belongs to the run before it."""
+    """Runs of groups of equal size."""
     borders = np.append(0, np.flatnonzero(np.diff(counts)) + 1)
     sizes, repeats = counts[borders].tolist(), np.diff(np.append(borders, len(counts))).tolist()
     for size, repeat in zip(sizes, repeats, strict=True):
@@ -133,9 +135,6 @@ def _count_distinct(firsts: Indices, lasts: Indices) -> int:
     ends = np.maximum.accumulate(lasts[order])
     seen_to = np.append(firsts[order][:1] - 1, ends[:-1])
     return int(np.maximum(ends - np.maximum(seen_to, firsts[order] - 1), 0).sum())
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -461,7 +460,6 @@ def _at_anchors(field: StoredField, part: StoredPart) -> StoredField:
 
 
 def _advice(fields: Mapping[str, StoredField], *, chosen: bool) -> str:
-    """Advice on fields of different lengths."""
     for key, field in fields.items():
         shape = field.values.shape
         same = [each for each in fields.values() if len(shape) > 1 and each.values.shape[1:] == shape]
@@ -503,10 +501,7 @@ def _other_axis(key: str, field: StoredField, fields: Mapping[str, StoredField])
 def row_numbers(
     given: Any, rows: int, where: str = "it", name: str = "", *, none: bool = False, clock: Clock | None = None
 ) -> Indices:
-    """The rows that the user chose by numbers, times or a mask.
-
-    Messages call the choice ``where``; ``name`` is its dataset, if it is one. With ``none``, it may be empty.
-    """
+    """Row numbers from the user's numbers, times or mask, which messages call ``where``. ``none`` allows no rows."""
     numbers: npt.NDArray[Any] = np.asarray(given)
     if none and not numbers.size:
         return np.empty(0, np.int64)

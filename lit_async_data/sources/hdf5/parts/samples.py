@@ -37,6 +37,7 @@ Unmatched = Literal["error", "skip"]
 # The key of the field of ids, by which rows of the table are found, while parts are inspected.
 KEY = "(on)"
 OPTIONS = {"name", "dtype", "classes", "kind", "null", "separator"}
+NAMED = 20  # parts that a message lists
 
 _log = logging.getLogger(__name__)
 
@@ -216,9 +217,6 @@ def _labels_of(field: Field, table: Table, whole: Table) -> Labels:
     labels = table.labels(name, classes=classes, null=field.null, kind=kind, separator=split)
     dtype = None if field.dtype is None else np.dtype(field.dtype)
     return labels.cast(dtype, lambda row, what: table.origin.error(what, row=row, column=field.dataset))
-
-
-NAMED = 20
 
 
 def check_distinct(files: Mapping[str, FileIdentity]) -> None:

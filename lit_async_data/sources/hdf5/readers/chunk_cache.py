@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
-import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
@@ -22,8 +21,6 @@ from lit_async_data.sources.hdf5.readers.readers import Reader, grouped, pieces,
 from lit_async_data.sources.hdf5.readers.slabs import IndexedSlabDecoder, SlabDecoder
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.system import POLL_S, Gate
-
-log = logging.getLogger(__name__)
 
 # Groups of chunks that have a number: the current group, the next, and earlier groups that slow workers still read.
 GROUPS = 8
@@ -53,11 +50,7 @@ class Room:
 
 
 class ChunkCache:
-    """The decoded slabs of a source. Thread-safe.
-
-    * Each dataset has room for `RecentSlabs`, where new slabs evict old ones. Images evict no labels.
-    * All datasets share room for `KeptSlabs`, which stay: the least recently used slab is needed next.
-    """
+    """The decoded slabs of a source: the latest of each dataset, and slabs that are kept for good. Thread-safe."""
 
     def __init__(self) -> None:
         self.room = Room()
@@ -127,11 +120,7 @@ class _Held:
 
 
 class RecentSlabs:
-    """The slabs of one dataset that were decoded last. One thread decodes a slab; others wait. Thread-safe.
-
-    Evicts slabs of the earliest group of chunks first, which a chunk shuffle has used up; within a group, in the order
-    of decoding. By age alone, a slab that was decoded late would evict a slab that is still needed.
-    """
+    """The latest slabs of one dataset. Evicts slabs of the earliest group of chunks first. Thread-safe."""
 
     def __init__(self, dataset: str, room: Room) -> None:
         self._dataset, self._room, self._lock = dataset, room, room.lock
@@ -143,10 +132,7 @@ class RecentSlabs:
     def get(
         self, key: Hashable, decode: Callable[[], Array], *, wait: bool, chunk_group: ChunkGroup | None = None
     ) -> Array | None:
-        """A slab. If it is not cached, this thread decodes it without a lock, or waits for the thread that does.
-
-        Without ``wait``, returns None instead of waiting.
-        """
+        """A slab, cached or decoded by this thread. Without ``wait``, None if another thread is decoding it."""
         own = None
         try:  # an interrupt must not leave a closed gate, for which other threads wait
             while True:

@@ -384,8 +384,7 @@ class GroupSequenceReader(SequenceReader):
         return (chunks, chunks) if index is None else (index.offsets[chunks], index.sizes[chunks].astype(np.int64))
 
 
-# The first bytes of formats whose images may end in zeros. In other formats, zeros at the end of a row are padding:
-# libjpeg would decode them behind the bytes of a truncated JPEG.
+# The first bytes of formats whose images may end in zeros. In other formats, zeros at the end of a row are padding.
 MAY_END_IN_ZEROS = (b"BM", b"II", b"MM", b"RIFF")
 
 

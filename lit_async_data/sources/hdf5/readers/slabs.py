@@ -109,8 +109,7 @@ class RawReader(Reader):
     def _gather(self, rows: Indices, out: Bytes) -> None:
         stored = self._stored
         if stored.offset is not None and self._mapped and out.flags.c_contiguous:
-            # As bytes, since numpy copies a whole unaligned table before it takes rows; with mode="clip", since "raise"
-            # gathers into a buffer first. The caller has checked the rows.
+            # As bytes, since numpy would copy an unaligned table; mode="clip", since "raise" gathers into a buffer.
             table = self._file.map()[stored.offset : stored.offset + self._nbytes]
             table.reshape(stored.rows, -1).take(rows, axis=0, out=out, mode="clip")
             return

@@ -422,20 +422,14 @@ class Conversion:
             if dtype.kind in "fc":
                 wrong, problem = np.isinf(cast) & ~np.isinf(values), f"is beyond the range of {dtype}"
             else:
-                wrong, problem = self._lossy(values, cast), f"is not a value of {dtype}"
+                wrong, problem = cast.astype(values.dtype) != values, f"is not a value of {dtype}"  # NaN included
+                if values.dtype.kind in "iu" and dtype.kind in "iu":
+                    wrong |= (values < 0) != (cast < 0)  # −1 survives a cast to unsigned and back
+                elif dtype.kind in "iu":
+                    limits = np.iinfo(dtype)  # beyond them the result depends on the processor
+                    wrong |= ~((values >= float(limits.min)) & (values < float(limits.max) + 1))
         self._check(wrong, values, rows, problem, "choose another dtype, ")
         return cast
-
-    @staticmethod
-    def _lossy(values: Array, cast: Array) -> Array:
-        """Where a cast to integers changes a value, NaN included."""
-        changed: Array = cast.astype(values.dtype) != values
-        if values.dtype.kind in "iu" and cast.dtype.kind in "iu":
-            changed |= (values < 0) != (cast < 0)  # −1 survives a cast to unsigned and back
-        elif cast.dtype.kind in "iu":
-            limits = np.iinfo(cast.dtype)  # beyond them the result depends on the processor
-            changed |= ~((values >= float(limits.min)) & (values < float(limits.max) + 1))
-        return changed
 
     def _check(self, wrong: Array, values: Array, rows: Indices, problem: str, cure: str = "") -> None:
         if not wrong.any():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import fnmatch
 import functools
@@ -72,8 +73,7 @@ class Field(ImageOptions):
         ends: A dataset with the end of each sample, instead of ``offsets``.
         lengths: A dataset with the number of rows of each sample, instead of ``offsets``.
         attr: An attribute with one number or text, of the dataset ``name`` or, without a name, of the group of the part
-            (``"/"``: of the file). All rows of the part have its value. If each group or dataset is a sample, each has
-            its own value.
+            (``"/"``: of the file): one value for all rows of the part, or for each group or dataset that is a sample.
         per: ``"anchor"``: the dataset has a value for each row number in the dataset that ``rows`` names, such as the
             label of each event. None: a value for each row of the part.
         decode: ``"image"``: each row holds the bytes of an image (JPEG, PNG, TIFF, WebP, BMP, GIF), which is delivered
@@ -86,7 +86,7 @@ class Field(ImageOptions):
         separator: Text between several classes in one cell of the source's ``table``, which become a vector of 0 and 1;
             or between the numbers of a vector.
 
-    The other options are those of images, also in tables: `ImageOptions`, a base class.
+    The base class `ImageOptions` has the options of images.
 
     Raises:
         ConfigError: A name is unknown or a value is wrong; the message begins with the name.
@@ -98,8 +98,6 @@ class Field(ImageOptions):
         512
         >>> Field("camera", decode="image", image_size=224, window=(-15, 1, 5)).rows
         4
-        >>> Field(["t2m", "tp"], window=(0, 6), mask_and_scale=True).stacked[1].window
-        (0, 6)
         >>> Field("data", window=(3, 3))
         Traceback (most recent call last):
         lit_async_data.errors.ConfigError: window: (3, 3) is not (start, stop) or (start, stop, step), start below stop
@@ -289,11 +287,9 @@ def whole_number(name: str, value: Any, least: int) -> int:
 def _tensor_type(given: Any) -> np.dtype[Any] | None:
     if given is None:
         return None
-    try:
-        # A torch dtype becomes text such as torch.float32.
+    dtype = np.dtype(object)
+    with contextlib.suppress(TypeError):  # a torch dtype becomes text such as torch.float32
         dtype = np.dtype(str(given).removeprefix("torch.") if type(given).__module__ == "torch" else given)
-    except TypeError:
-        raise ConfigError(f"{given!r} is not the name of an element type, such as float32", "dtype") from None
     if (dtype.kind, dtype.itemsize) not in TENSOR_TYPES:
         raise ConfigError(f"{given!r} is not an element type of tensors; give one such as float32", "dtype")
     return dtype.newbyteorder("=")

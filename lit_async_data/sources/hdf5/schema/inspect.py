@@ -38,6 +38,7 @@ from lit_async_data.sources.images.formats import FORMATS
 from lit_async_data.sources.local_files import retry_once
 
 Holds = Literal["values", "images", "heap"]
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,8 +210,6 @@ def member_of(records: Array, path: tuple[str, ...]) -> Array:
         records = records[name]
     return records
 
-
-log = logging.getLogger(__name__)
 
 # Values at either end of a dataset that are read by h5py and by their offset, to verify the offset.
 PROBED_VALUES = 512
