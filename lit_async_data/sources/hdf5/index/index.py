@@ -1,4 +1,4 @@
-"""Where the chunks of a dataset lie in its file: the records of libhdf5, checked; the index made of them; its cache.
+"""Places of the chunks of a dataset: checks the records of libhdf5, makes an index of them, and caches it.
 
 libhdf5 does not check how many bytes a filter returns, and its scale-offset and n-bit filters do not check how many
 they receive: h5py returns heap memory in place of missing bytes. So chunks are checked here before h5py reads them.

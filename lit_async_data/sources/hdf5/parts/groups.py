@@ -56,7 +56,7 @@ from lit_async_data.sources.local_files import natural
 Columns = dict[str, Array]  # what is known of a field: by name, an entry for each sample
 # Seconds from one line of the log to the next while groups are listed.
 PROGRESS_S = 10.0
-# If the first samples of a single file lack a field, so many of them, the listing stops: its name is misspelt.
+# If so many first samples of a single file lack a field, the listing stops: the name of the field is misspelt.
 MISSES = 1000
 # Options of fields that have no rows, since a group or dataset is a sample.
 OPTIONS = {"name", "attr", "dtype", "classes", "kind", "null", *VARIABLE}
@@ -123,7 +123,7 @@ def _absent(of: StoredField, part: StoredPart) -> StoredField:
 def _listed(
     group: OpenGroup, request: PartRequest, names_of: Mapping[str, str]
 ) -> tuple[dict[str, Columns], dict[str, SourceError]]:
-    """The columns of each field, and the errors of fields that no sample has; a lacking sample has the first entry."""
+    """The columns of each field, and the errors of fields that no sample has. Gaps repeat the first entry."""
     if request.sample == "group":
         matches, above = chosen_groups(group.file, group.path, request.group, allow_external=False), dict[str, Any]()
     else:

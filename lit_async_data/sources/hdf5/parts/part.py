@@ -1,4 +1,4 @@
-"""`StoredPart`: the samples of a file or group, and the chunks that they begin in, which group them."""
+"""`StoredPart`: the samples of a file or group; groups of samples that share chunks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from lit_async_data.sources.table.labels import INEXACT
 PACKED_PARTS = "origin/parts"
 # Chunks of a group for each further chunk that a sample reads. A quarter of the chunks is then decoded twice.
 CHUNKS_PER_RUN = 4
-# Share of chunks decoded twice up to which every chunk is a group.
+# Every chunk is a group if at most this share of the chunks is decoded twice.
 MAX_DECODED_TWICE = 0.05
 # A compressed field with at least this share of the bytes of the largest field determines the grouping.
 MIN_SHARE = 0.1

@@ -225,7 +225,7 @@ class KeptSlabs:
         return numbers if found is None else numbers[found[1] < 0]
 
     def slab(self, number: int) -> Array | None:
-        """A slab, if cached. The last one of a dataset may have extra rows at its end."""
+        """A slab, if cached. The last slab of a dataset may have extra rows at its end."""
         found = self._found(number)
         if found is None or found[1] < 0:
             return None

@@ -266,7 +266,7 @@ class RangesReader(Reader):
 
     def fetch(self, rows: Indices, _: Indices | None, /) -> bool:
         places = self._stored.places(rows)
-        return any([reader.fetch(*places) for reader in self._elements])  # noqa: C419  # each of them
+        return any([reader.fetch(*places) for reader in self._elements])  # noqa: C419  # of every reader
 
     def decode(self, rows: Indices, _: Indices | None, chunk_group: ChunkGroup | None, /) -> None:
         for reader in self._elements:

@@ -178,7 +178,7 @@ class IndexedSlabDecoder:
         chunk = math.prod(index.shape) * stored.dtype.itemsize
         slab = min(self.rows, stored.rows) * (stored.nbytes // stored.rows)
         steps = sum(each.number != FLETCHER32 for each in index.filters.filters)
-        made = min(steps, 2) * chunk  # each step frees the input of the one before
+        made = min(steps, 2) * chunk  # each step frees the input of the step before
         if self.rows == 1 and self.plain and index.filters.shuffle_itemsize > 1:
             made = chunk + 2 * max(chunk, PLANES_BYTES)
         elif not self.plain:

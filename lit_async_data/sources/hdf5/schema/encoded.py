@@ -262,7 +262,7 @@ def inspect_sequences(group: OpenGroup, name: str, dtype: np.dtype[Any], most: i
 
 
 def _references(group: OpenGroup, stored: StoredDataset, dataset: h5py.Dataset, heap: GlobalHeap) -> Indices:
-    """The references of a dataset. Those in many chunks are cached for the next opening."""
+    """The references of a dataset. References in many chunks are cached for the next opening."""
     key = dataclasses.replace(IndexKey.of(dataset), name=f"{dataset.name} references")
     found = group.cache.load(key) if dataset.chunks else None
     if found is None:
