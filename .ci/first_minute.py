@@ -72,6 +72,7 @@ LINES = (
         ),
         beside={"jsonargparse[signatures]": (CLI + "HDF5Source --data.train.path=x.h5",)},
     ),
+    Line("[cloud]", pages=("docs/data/remote.md",)),
     Line(
         "[manifest,codecs]",
         pages=("docs/data/hdf5.md", "docs/data/tables.md", "docs/training/bad_samples.md"),

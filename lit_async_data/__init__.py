@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lit_async_data.errors import ResumeError as ResumeError
     from lit_async_data.errors import SourceError as SourceError
     from lit_async_data.errors import StalledError as StalledError
+    from lit_async_data.errors import StoreError as StoreError
     from lit_async_data.errors import TransformError as TransformError
     from lit_async_data.errors import WorkerError as WorkerError
     from lit_async_data.lightning.datamodule import AsyncDataModule as AsyncDataModule
@@ -59,7 +60,8 @@ _NAMES = {
     "engine.loader.statistics": "statistics",
     "engine.prefetch.loader": "prefetched",
     "errors": "AsyncDataError ChangedError ClosedError ConfigError CorruptError FormatError ManifestError "
-    "MemoryBudgetError MissingError ReadError ResumeError SourceError StalledError TransformError WorkerError",
+    "MemoryBudgetError MissingError ReadError ResumeError SourceError StalledError StoreError TransformError "
+    "WorkerError",
     "lightning.datamodule": "AsyncDataModule",
     "lightning.predictions": "PredictionWriter",
     "lightning.prefetcher": "DevicePrefetcher",

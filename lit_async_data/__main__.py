@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import lit_async_data
 from lit_async_data.errors import AsyncDataError
-from lit_async_data.tools import doctor, inspect, pack
+from lit_async_data.tools import doctor, fill, inspect, pack
 
 # Modules with `add_arguments(parser)`, and `run(arguments)`, which prints and may return an exit status.
-COMMANDS = {"inspect": inspect, "doctor": doctor, "pack": pack}
+COMMANDS = {"inspect": inspect, "doctor": doctor, "pack": pack, "fill": fill}
 
 
 def main(given: Sequence[str] | None = None) -> int:

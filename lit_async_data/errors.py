@@ -116,6 +116,10 @@ class CorruptError(SourceError):
     """Stored bytes are damaged: they do not decode to the values that the file describes."""
 
 
+class StoreError(AsyncDataError):
+    """A store, its network or the disk of a cache failed. It is no fault of a sample, so ``on_error`` skips none."""
+
+
 class ManifestError(SourceError):
     """A row of a manifest table is wrong, or rows name files that cannot be read."""
 

@@ -138,8 +138,9 @@ class LoaderOptions:
         shuffle: ``"none"``: storage order. ``"global"``: a new permutation of all samples each epoch. ``"chunk"``: a
             new order of chunks each epoch, which mixes samples of ``shuffle_chunks`` chunks at a time and decodes each
             chunk once, or once in each reader process with a ``batch_transform``. ``"auto"`` (or True): ``"chunk"`` if
-            compressed chunks hold several samples, else ``"global"``. False is ``"none"``. None: ``"auto"`` in the
-            training stage of an `AsyncDataModule` and with ``weights``, else ``"none"``, as in a ``DataLoader``.
+            compressed chunks hold several samples or HDF5 files are remote, else ``"global"``. False is ``"none"``.
+            None: ``"auto"`` in the training stage of an `AsyncDataModule` and with ``weights``, else ``"none"``, as in
+            a ``DataLoader``.
             Evaluation stages of a DataModule do not inherit this option; their own options can set it.
         shuffle_chunks: Chunks that are mixed at a time, ≥ 1. A larger number mixes better and takes more memory: twice
             as many decoded chunks. Changes the order.

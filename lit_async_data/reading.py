@@ -9,6 +9,8 @@ import functools
 import itertools
 import os
 import threading
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +19,15 @@ from lit_async_data.batch.spec import Array
 from lit_async_data.errors import ClosedError, ConfigError
 from lit_async_data.options import explains_names, whole
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.files.files import Files
 from lit_async_data.sources.hdf5.index.index import IndexCache, in_one_file
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache, ChunkedReader
 from lit_async_data.sources.hdf5.readers.part_reader import RECENT_BYTES, fastest_reader
 from lit_async_data.sources.hdf5.readers.readers import Reader
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset, member_of
-from lit_async_data.sources.hdf5.storage.failures import as_source_errors, h5py, open_h5py
-from lit_async_data.sources.hdf5.storage.open_file import FileIdentity, OpenFile
-from lit_async_data.sources.local_files import local_path
+from lit_async_data.sources.hdf5.storage.failures import as_source_errors, h5py
+from lit_async_data.sources.hdf5.storage.handles import identity_of, open_h5py, refuse_external
+from lit_async_data.sources.hdf5.storage.open_file import OpenFile
 from lit_async_data.system import OURS, usable_cores
 
 Rows = slice | npt.ArrayLike | None
@@ -36,15 +39,23 @@ BLOCK_BYTES, BLOCKS_PER_THREAD = 2**18, 4
 
 @explains_names()
 def read(
-    dataset: str | h5py.Dataset, rows: Rows = None, out: Array | None = None, *, threads: int | None = None
+    dataset: str | h5py.Dataset,
+    rows: Rows = None,
+    out: Array | None = None,
+    *,
+    threads: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    storage: Any = None,
 ) -> Array:
     """Read rows of one dataset. Each call inspects the file; for several calls use `open_reader`, which does so once.
 
     Args:
-        dataset: ``"FILE:/DATASET"``, or a dataset of a file that h5py has open for reading.
+        dataset: ``"FILE:/DATASET"``, also of an address, or a dataset of a file that h5py has open for reading.
         rows: As in `FileReader.read`, which also describes the result and the errors.
         out: As in `FileReader.read`.
         threads: As in `open_reader`.
+        storage_options: As in `open_reader`.
+        storage: As in `open_reader`.
 
     Example:
         >>> import h5py, tempfile
@@ -56,8 +67,7 @@ def read(
     """
     if isinstance(dataset, str):
         path, found, name = dataset.rpartition(":/")
-        local_path(dataset if dataset.startswith(f"{path}://") else path)  # refuses an address
-        if not found:
+        if not found or dataset.startswith(f"{path}://"):  # the colon is that of an address
             raise ConfigError(f"{dataset!r} is not FILE:/DATASET, such as scan.h5:/data", "dataset")
     elif not isinstance(dataset, h5py.Dataset) or not dataset:
         raise ConfigError(f"{dataset!r} is not an open dataset; give one, or FILE:/DATASET", "dataset")
@@ -66,7 +76,7 @@ def read(
         raise ConfigError(f"{what}; close the file, and give FILE:/DATASET", "dataset")
     else:
         path, name = dataset.file.filename, dataset.name or ""
-    with open_reader(path, threads=threads) as reader:
+    with open_reader(path, threads=threads, storage_options=storage_options, storage=storage) as reader:
         return reader.read(name, rows, out)
 
 
@@ -76,20 +86,29 @@ def open_reader(
     *,
     threads: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    cache_limit: int | str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    storage: Any = None,
     allow_external: bool = False,
 ) -> FileReader:
     """Open a file to read rows of its datasets; close the reader, or use it in ``with``.
 
     Args:
-        path: The file. If a program writes to it afterwards, reading raises a `ChangedError`.
+        path: The file, or its address. If a program writes to it afterwards, reading raises a `ChangedError`.
         threads: Threads that decode large requests; None: one for each core that this process may use.
         cache_dir: As in `HDF5Source`.
+        cache: As in `HDF5Source`.
+        cache_limit: As in `HDF5Source`.
+        storage_options: As in `HDF5Source`.
+        storage: As in `HDF5Source`.
         allow_external: As in `HDF5Source`.
 
     Raises:
         ConfigError: ``threads`` is not a whole number from 1 on.
         MissingError: The file does not exist.
         FormatError: The file is not HDF5.
+        StoreError: The store cannot be reached, or refuses these credentials.
 
     Example:
         >>> import h5py, tempfile
@@ -101,19 +120,24 @@ def open_reader(
         ((4, 8, 8), array([9, 3]))
     """
     count = usable_cores() if threads is None else whole("threads", threads, 1)
-    return FileReader(local_path(path), count, IndexCache(cache_dir), allow_external=allow_external)
+    files = Files(cache, cache_limit, storage_options, storage)
+    index = IndexCache(cache if cache_dir is None else cache_dir)
+    with files.closed_after_an_error():
+        return FileReader(files.named(path), count, index, allow_external=allow_external, files=files)
 
 
 class FileReader(contextlib.AbstractContextManager["FileReader"]):
     """Reads rows of the datasets of one file. Thread-safe. Keeps file handles, indexes and recently decoded chunks."""
 
-    def __init__(self, path: str, threads: int, cache: IndexCache, *, allow_external: bool) -> None:
-        self.path = path
-        file = open_h5py(path)
+    def __init__(self, path: str, threads: int, cache: IndexCache, *, allow_external: bool, files: Files) -> None:
+        self.path, self._files = path, files
+        if allow_external:
+            refuse_external([path], files)
+        file = open_h5py(path, files)
         self._group = OpenGroup(file, path, "/", cache, allow_external)
-        self._identity = FileIdentity.of(os.fstat(file.id.get_vfd_handle()))
-        self._main = OpenFile(path, self._identity)
-        self._main.check()
+        self._identity = identity_of(file)
+        self._main = OpenFile(path, self._identity, files)
+        self._main.during(lambda: None)  # the same file as h5py's
         self._slabs, self._room = ChunkCache(), list[object]()
         self._readers: dict[str, tuple[StoredDataset, OpenFile, Reader, tuple[str, ...]]] = {}
         self._lock, self._threads = threading.Lock(), threads
@@ -195,6 +219,7 @@ class FileReader(contextlib.AbstractContextManager["FileReader"]):
 
     def close(self) -> None:
         """Close every handle. Idempotent."""
+        self._files.close()  # so that nobody waits for a store
         self._pool.shutdown()
         with self._lock:
             self._group.file.close()

@@ -12,6 +12,7 @@ import errno
 import importlib
 import mmap
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,6 +37,7 @@ class Lazy:
         return getattr(self._module, name)
 
 
+fcntl = Lazy("fcntl")  # Windows has none
 # Prefix of the names of this package's threads.
 OURS = "lit_async_data"
 # Seconds between two checks whether the other thread or process is alive.
@@ -65,6 +67,31 @@ def usable_cores() -> int:
 
 def descriptor_limit() -> int:
     return WINDOWS_DESCRIPTORS if resource is None else int(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def allow_descriptors(number: int) -> None:
+    """Raise the limit of open files to this number, as far as the system lets this process."""
+    if resource is not None and number > descriptor_limit():
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (number if hard < 0 else min(number, hard), hard))
+
+
+def lock_shared(descriptor: int) -> None:
+    """Until the file is closed."""
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+
+def lock_alone(descriptor: int) -> None:
+    """An `OSError` if another process has locked the file."""
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def memory_file() -> int:
+    """The descriptor of an anonymous file, on Linux in memory."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(OURS)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def memory() -> int:

@@ -47,6 +47,7 @@ HINTS = {
     "pack": "; python -m lit_async_data pack writes a file that is read faster",
     "num_workers": "; set its num_workers={value}",
     "persistent": "; set its persistent_workers=True, which keeps its workers from pass to pass",
+    "cache": " over the network; cache=FOLDER, an option of the source, keeps for later epochs what was fetched",
     "source": "; have HDF5Source or ManifestSource read its files",
     "bytes": "; hand over fewer bytes, such as uint8, and convert them in device_transform",
     "batch_size": "; make batch_size larger",
@@ -74,6 +75,8 @@ class Verdict(NamedTuple):
         stages = [getattr(self.work, stage).seconds for stage in STAGES]
         named = zip(STAGES, stages, strict=True)
         parts = [f"{name} {100 * each / sum(stages):.0f} %" for name, each in named if each]
+        if self.work.fetched:
+            parts.append(f"{self.work.requests:,} requests fetched {self.work.fetched / 1e9:,.3g} GB")
         shares = f" ({', '.join(parts)})" if self.cause in STAGES and parts else ""
         hint = HINTS[self.hint].format(prefix=prefix, value=self.value)
         waited = "spent" if self.cause == "device" else "waited"
@@ -160,6 +163,7 @@ def _hint(cause: str, loader: Loader, waited: Wait, work: Work, workers: int) ->
         ("workers", 1): cause == "caller" and options.workers == 0,
         ("queue_depth", QUEUE_DEPTH): cause == "late" and options.queue_depth < QUEUE_DEPTH,
         NONE: cause not in STAGES,
+        ("cache", 0): idle and layout.remote is not None and layout.remote.folder is None,
         ("processes" if few else "process", 0): python and not idle and options.worker_kind == "thread" and most > 1,
         ("shuffle", 0): cause == "decode" and plan.amplification > 1.5 and loader.order.shuffle == "global",
         ("workers", more): waits and workers < more and plan.workers.by_auto in range(workers, more),

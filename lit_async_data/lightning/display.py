@@ -18,7 +18,7 @@ from lit_async_data.engine.verdict import LEAST_S, LEAST_STEPS, Loader, Verdict,
 from lit_async_data.lightning.compat import Replacement, pl, rank_zero_only
 from lit_async_data.lightning.loops import driven_loaders
 from lit_async_data.options import Balanced
-from lit_async_data.sources.contract.source import described
+from lit_async_data.sources.contract.source import Remote, described
 
 log = logging.getLogger(__name__)
 log.setLevel(logging.INFO)  # shown whatever the level of the root logger, as Lightning's lines are
@@ -178,7 +178,16 @@ def summary_lines(loader: AsyncLoader) -> list[str]:
         described(source, source.name, loader.spec),
         f"batch {most}{options.batch_size}{ranks}, {len(loader):,} steps, {drawing}shuffle {_shuffle(loader)}",
         f"{footprint.workers}{depth}: {footprint.budget}",
+        *_network(source.chunks.remote),
     ]
+
+
+def _network(remote: Remote | None) -> list[str]:
+    if remote is None:
+        return []
+    fetched = f"{readable(remote.nbytes)} by " if remote.nbytes else ""
+    room = f"{remote.folder} keeps them" if remote.folder else "cache=FOLDER would keep them for the next epoch"
+    return [f"network: {fetched}about {remote.requests:,} requests in an epoch; {room}"]
 
 
 def _shuffle(loader: AsyncLoader) -> str:
@@ -198,6 +207,7 @@ def _shuffle(loader: AsyncLoader) -> str:
     rows = source.chunks.rows
     if rows == 1:
         often = "each time it is drawn" if loader.options.drawn else "once per epoch"
+        often += "; shuffle=chunk fetches them in blocks" if source.chunks.remote and source.chunks.runs else ""
         return f"global: every sample is read alone, {often}"
     if amplification == 1:
         return "global: each chunk is decoded once and kept"
@@ -209,6 +219,8 @@ def _shuffle(loader: AsyncLoader) -> str:
 
 def _decoding_cost(loader: AsyncLoader) -> str:
     chunks, held = loader.source.chunks, loader.footprint.budget.decoded
+    if not held and loader.source.chunks.remote:
+        return "the samples of a chunk are fetched together"
     if not held:
         return "files of one folder are read together" if chunks.reading == "decoded" else "nothing is decoded"
     which = "every chunk" if chunks.largest else "every chunk of the largest field"

@@ -182,6 +182,13 @@ class ChunkExtents:
         chunks: Indices = self._chunks[piece] + (samples - self._samples[piece]) // self._rows[piece]
         return chunks
 
+    def whole(self, samples: Indices) -> Indices:
+        """All samples of the chunks that have some of these."""
+        firsts, counts = self.extents(distinct_of(self.chunks_of(samples)))
+        ends = np.cumsum(counts)
+        found: Indices = np.arange(ends[-1]) + np.repeat(firsts - (ends - counts), counts)
+        return found
+
     def odd_chunks(self) -> tuple[Indices, Indices]:
         """The odd chunks, and the difference of each one's samples to ``usual_rows``."""
         odd = np.flatnonzero(self._rows != self.usual_rows)

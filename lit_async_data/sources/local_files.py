@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import errno
+import functools
 import glob
 import io
 import json
@@ -85,7 +86,7 @@ def not_local(path: str) -> str:
     if os.name != "nt" and _WINDOWS.match(path):
         return "a path of Windows; give the path that leads there on this system, such as /mnt/c/…, or paths below root"
     if _ADDRESS.match(path):
-        return "an address, not a path; fetch the file first, as fsspec.open_local('simplecache::ADDRESS') does"
+        return "an address, not a path; write s3://… as text where addresses are read, else fetch the file first"
     return ""
 
 
@@ -101,6 +102,7 @@ def local_path(given: str | os.PathLike[str]) -> str:
 _MISTAKEN = {
     rb"version https://git-lfs": "a pointer of Git LFS; fetch the file by git lfs pull",
     rb"(?i)\s*<(!doctype html|html)": "a web page, as a failed download leaves; fetch the file again",
+    rb"\s*(<\?xml[^>]*>\s*)?<Error>": "the error of a store, as a failed download leaves; fetch the file again",
     rb"PK\x03\x04": "a ZIP archive, as .npz files and spreadsheets are; store arrays as .npy, and tables as CSV",
     rb"\x1f\x8b": "compressed by gzip; unpack it, or name a table .csv.gz; nibabel reads .nii.gz, in a DatasetSource",
     rb"(?s).{128}DICM": "DICOM; convert it to PNG of 16 bits or .npy, or read it by pydicom in a DatasetSource",
@@ -335,29 +337,29 @@ _log = logging.getLogger(__name__)
 
 
 class CacheFolder:
-    """Kept files; messages call them ``what``."""
+    """Kept files; messages call them ``what``, and the folder by its option."""
 
-    def __init__(self, folder: str | os.PathLike[str], what: str) -> None:
+    def __init__(self, folder: str | os.PathLike[str], what: str, option: str = "cache_dir") -> None:
         if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
-            raise ConfigError(f"{folder!r} is not a folder; give its path, or None", "cache_dir")
+            raise ConfigError(f"{folder!r} is not a folder; give its path, or None", option)
         path = local_path(folder)
         try:
             os.makedirs(path, mode=0o700, exist_ok=True)
             found = os.stat(path)
         except OSError as error:
             text = f"{path} cannot be made: {error.strerror}; give another folder"
-            raise ConfigError(text, "cache_dir", file=path) from error
+            raise ConfigError(text, option, file=path) from error
         if (owner := found.st_uid) != system.user_id():  # the owner decides which values are read
             text = f"{path} belongs to user {owner}, and you are {system.user_id()}; give a folder of yours"
-            raise ConfigError(text, "cache_dir", file=path)
+            raise ConfigError(text, option, file=path)
         if os.name == "posix" and found.st_mode & 0o022:
             text = f"others may write to {path}; forbid it (chmod go-w), or give another folder"
-            raise ConfigError(text, "cache_dir", file=path)
-        self._path, self._what = path, what
+            raise ConfigError(text, option, file=path)
+        self.path, self._what = path, what
 
     def load(self, of: str, name: str, head: bytes) -> bytes | None:
         """The body of the file with this head; None if there is none."""
-        path = os.path.join(self._path, name)
+        path = os.path.join(self.path, name)
         try:
             with open(path, "rb") as file:
                 data = file.read()
@@ -372,10 +374,10 @@ class CacheFolder:
         """Keep a file. Several processes may do so at once; a failure is logged, not raised."""
         import secrets
 
-        path, data = os.path.join(self._path, name), head + body
+        path, data = os.path.join(self.path, name), head + body
         new = f"{path}.{secrets.token_hex(8)}"
         try:
-            with open(new, "xb") as file:
+            with open(new, "xb", opener=functools.partial(os.open, mode=0o600)) as file:
                 file.write(data + zlib.crc32(data).to_bytes(4, "little"))
             os.replace(new, path)
         except OSError as error:

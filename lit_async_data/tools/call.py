@@ -14,9 +14,18 @@ from typing import Any, cast
 
 import lit_async_data
 from lit_async_data.errors import ConfigError
+from lit_async_data.sources.files.stores import is_address, public
 from lit_async_data.sources.local_files import expanded, local_path
 from lit_async_data.sources.manifest.columns import HDF5, Given
 from lit_async_data.sources.table.table import is_table
+
+
+def _mapping(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f'is no JSON, such as {{"anon": true}}: {error}') from error
+
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "fields": {"nargs": "+", "metavar": "KEY=NAME", "help": "datasets, attributes (NAME@ATTRIBUTE) or columns, by key"},
@@ -34,12 +43,18 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "delimiter": {"metavar": "CHARACTER", "help": "separator of cells, if neither comma nor tab (CSV, TSV)"},
     "encoding": {"metavar": "NAME", "help": "encoding of the text, if not UTF-8, such as cp1252 (CSV, TSV)"},
 }
+# How files are reached.
+ACCESS: dict[str, dict[str, Any]] = {
+    "cache": {"metavar": "FOLDER", "help": "folder that keeps what was read of remote files and slow mounts"},
+    "cache_limit": {"metavar": "SIZE", "help": "the most bytes there, such as 400GB"},
+    "storage_options": {"type": _mapping, "metavar": "JSON", "help": "of the store, such as '{\"anon\": true}'"},
+}
 IMAGE = ("image_size", "resize", "mode")  # in HDF5 files, options of the fields that are encoded images
 # By source: the configuration of `train.py`, the part that builds it, the name of its first argument, its options.
 _SOURCES = {
-    "HDF5Source": ("hdf5", "train", "path", ("layout", "group", "sample", "rows", "table", "on", *IMAGE)),
-    "ManifestSource": ("manifest", "source", "table", ("root", "id", *IMAGE, "delimiter", "encoding")),
-    "ManifestSource.from_folder": ("folder", "source", "root", ("id", *IMAGE)),
+    "HDF5Source": ("hdf5", "train", "path", ("layout", "group", "sample", "rows", "table", "on", *IMAGE, *ACCESS)),
+    "ManifestSource": ("manifest", "source", "table", ("root", "id", *IMAGE, "delimiter", "encoding", *ACCESS)),
+    "ManifestSource.from_folder": ("folder", "source", "root", ("id", *IMAGE, "cache", "cache_limit")),
 }
 
 
@@ -57,14 +72,20 @@ class Call:
 
     def python(self) -> str:
         given = [_written(each) for each in (self.path, self.fields) if each]
-        given += [f"{name}={_written(value)}" for name, value in self.options.items()]
+        given += [f"{name}={_written(value)}" for name, value in self._shown().items()]
         return f"from lit_async_data import {self.source.split('.')[0]}\nsource = {self.source}({', '.join(given)})"
+
+    def _shown(self) -> dict[str, Any]:
+        """The options, with … in place of what may be secret."""
+        given: Mapping[str, Any] = self.options.get("storage_options", {})
+        shown = {name: public(given).get(name, "…") for name in given}
+        return {**self.options, **({"storage_options": shown} if given else {})}
 
     def command(self) -> str:
         config, part, first, _ = _SOURCES[self.source]
         fields = {key: dict(field) if isinstance(field, Mapping) else field for key, field in self.fields.items()}
         nulls = {key: field.pop("null") for key, field in fields.items() if isinstance(field, dict) and "null" in field}
-        given = {first: self.path, **({"fields": fields} if config == "hdf5" else {}), **self.options}
+        given = {first: self.path, **({"fields": fields} if config == "hdf5" else {}), **self._shown()}
         settings: dict[str, Any] = {f"data.{part}.{name}": value for name, value in given.items()}
         if config != "hdf5" and fields:  # merged with {x: path, y: label} of the configuration
             settings |= {f"~data.{part}.fields.{name}": None for name in ("x", "y") if name not in fields}
@@ -98,11 +119,23 @@ def _written(value: Any, *, hydra: bool = False) -> str:
 def add_source_arguments(parser: argparse.ArgumentParser) -> None:
     for name, given in ARGUMENTS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", **given)
+    add_access_arguments(parser)
+
+
+def add_access_arguments(parser: argparse.ArgumentParser) -> None:
+    for name, given in ACCESS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", **given)
+
+
+def access(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `ACCESS` that are given."""
+    return {name: value for name in ACCESS if (value := getattr(arguments, name)) is not None}
 
 
 def given_source(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
     source, files = source_of(paths)
     options: dict[str, Any] = {name: value for name in ARGUMENTS if (value := getattr(arguments, name)) is not None}
+    options |= access(arguments)
     fields: dict[str, Any] = _by_key(options.pop("fields", ()))
     if others := options.keys() - set(_SOURCES[source][3]):
         raise ConfigError(f"{source} has no such option; leave it out", min(others))
@@ -115,7 +148,8 @@ def given_source(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
 
 def source_of(paths: Sequence[str]) -> tuple[str, list[str]]:
     files = list(map(expanded, paths))
-    folder = os.path.isdir(local_path(path := next(filter(is_table, files), files[0])))  # which refuses an address
+    path = next(filter(is_table, files), files[0])
+    folder = not is_address(path) and os.path.isdir(local_path(path))
     ends = {os.path.splitext(name)[1].lower() for name in os.listdir(path)} if folder else set[str]()
     if found := sorted(ends & set(HDF5)):
         raise ConfigError(f"{path} is a folder of HDF5 files; write {os.path.join(path, '*')}{found[0]}", "input")

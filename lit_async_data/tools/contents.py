@@ -246,13 +246,13 @@ def _type_name(dtype: np.dtype[Any]) -> str:
     return str(dtype.newbyteorder("=")) + ("" if dtype.isnative else ", big-endian")
 
 
-def describe(group: OpenGroup, node: Dataset) -> None:
+def describe(group: OpenGroup, node: Dataset, options: Mapping[str, Any]) -> None:
     name, given = group.name(node.field), Field(node.field, decode="image" if node.kind == "images" else None)
     try:
         with as_source_errors(f"{group.path}:/{name}", "cannot be read", file=group.path, dataset=name):
             if node.field == node.each or node.one_image:
                 given = dataclasses.replace(given, name=name)
-                source = HDF5Source(group.path, {"x": given}, sample="dataset" if node.each else "group")
+                source = HDF5Source(group.path, {"x": given}, sample="dataset" if node.each else "group", **options)
                 with contextlib.closing(source):
                     field, node.reading = source.stored_parts[0].fields["x"], source.chunks.reading
             else:
@@ -293,6 +293,8 @@ class Scope:
     count: int = 1
     attributes: Sequence[str] = ()  # of the first group, or of the file
     paths: Sequence[str] = ()  # of all files
+    path: str | list[str] = ""  # as a source takes them
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of their store and cache
 
 
 def scopes_of(nodes: Sequence[Dataset], parent: str = "") -> list[Scope]:

@@ -25,12 +25,15 @@ from lit_async_data.errors import ConfigError, counted
 from lit_async_data.options import LoaderOptions, Shuffle
 from lit_async_data.sources.contract.source import HOW_READ, Source
 from lit_async_data.sources.contract.stage_clock import Work
+from lit_async_data.sources.files.files import WHOLE_BYTES
 from lit_async_data.tools.call import add_source_arguments, override
 from lit_async_data.tools.inspect import given_call
 from lit_async_data.tools.terminal import as_json, indented, section, shapes, table
 
 CLOSE = 0.9  # rates above this share of the best count as equal: measurements differ by as much
 MOST_TIMES = 4  # a measurement of a slow loader takes at most this many times its seconds
+# So many groups in a file open slowly from a store; requests for so few bytes take as long as for ten times as many.
+MANY_GROUPS, SMALL_BYTES = 50, 2**16
 GROUPS = 2  # groups of the chunk shuffle that a measurement spans: work comes with each new group
 
 
@@ -83,6 +86,7 @@ class Rate:
 
 def examination(source: Source, given: LoaderOptions, seconds: float) -> dict[str, Any]:
     found, whole = list[tuple[Trial, Rate]](), source.memory().cacheable / len(source)
+    remote = source.chunks.remote
     for options in _settings(source, given):
         # The first look brings what this order reads into the page cache.
         if not found or found[-1][0].shuffle != options.shuffle:
@@ -108,15 +112,39 @@ def examination(source: Source, given: LoaderOptions, seconds: float) -> dict[st
         "trials": trials,
         "chosen": chosen,
         "warm": warm,
+        "remote": remote and remote._asdict(),
+        "advice": advice(source),
         "options": changed,
         "override": " ".join(override(f"loader.{name}", value) for name, value in changed.items()),
     }
 
 
+def advice(source: Source) -> list[str]:
+    """What an epoch fetches, and what would make it less."""
+    remote, parts = source.chunks.remote, source.parts
+    if remote is None:
+        return []
+    files, each = len({part.file for part in parts}), remote.nbytes // max(remote.requests, 1)
+    whole = remote.nbytes <= WHOLE_BYTES * files  # when they are opened
+    lines = [f"an epoch fetches {f'{readable(remote.nbytes)} by ' if each else ''}about {remote.requests:,} requests"]
+    if len(parts) >= MANY_GROUPS * files and not whole:
+        how = "h5repack -S PAGE -G 4194304 OLD NEW puts what describes them together, and pack writes one dataset"
+        lines.append(f"{len(parts):,} groups in {counted(files, 'file')} open one after the other: {how}")
+    if each < SMALL_BYTES and not whole:
+        lines.append(f"a request brings {readable(each)} only: pack, or h5repack with larger chunks, makes them fewer")
+    if remote.folder is None:
+        lines.append(
+            "cache=FOLDER (--cache) keeps what was fetched for later epochs and jobs; fill fills it before one"
+        )
+    return lines
+
+
 def _settings(source: Source, given: LoaderOptions) -> Iterator[LoaderOptions]:
     most = lit_async_data.AsyncLoader(source, dataclasses.replace(given, shuffle="auto")).footprint.workers.most
     numbers = sorted({most, max(most // 2, 1), 1} - {0}, reverse=True) or [0]
-    kinds: list[Shuffle] = ["chunk", "global", "none"] if source.chunks.rows > 1 else ["global", "none"]
+    kinds: list[Shuffle] = (
+        ["chunk", "global", "none"] if source.chunks.rows > 1 or source.chunks.remote else ["global", "none"]
+    )
     for shuffle in kinds:
         base = dataclasses.replace(given, shuffle=shuffle)
         for workers in numbers if shuffle != "none" else numbers[:1]:
@@ -168,7 +196,9 @@ def text_of(report: dict[str, Any]) -> str:
     ]
     title = f"{report['source']}   {counted(report['samples'], 'sample')} · {shapes(report['batch'])} · {how}"
     lines = [title, "", *table(rows)]
-    lines += section("Rates of this setting, from memory", [_rate(report["warm"])])
+    place = "over the network" if report["remote"] else "from memory"
+    lines += section(f"Rates of this setting, {place}", [_rate(report["warm"])])
+    lines += section("Network", report["advice"])
     lines += ["", "Use", *indented(report["python"].splitlines())]
     lines += indented([f"{report['command']} {report['override']}".rstrip()])
     return "\n".join([*lines, ""])

@@ -24,25 +24,30 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from logging.handlers import BufferingHandler
 from types import SimpleNamespace
 from typing import Any, cast
 
 from lit_async_data.errors import AsyncDataError, ConfigError, ManifestError, MissingError
+from lit_async_data.sources.files.files import Files
+from lit_async_data.sources.files.stores import is_address
 from lit_async_data.sources.hdf5.index.index import IndexCache
 from lit_async_data.sources.hdf5.schema.categories import PACKING
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup
-from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
-from lit_async_data.sources.local_files import files_matching, has_word, is_pattern
+from lit_async_data.sources.hdf5.storage.failures import as_source_errors
+from lit_async_data.sources.hdf5.storage.handles import identity_of, open_h5py
+from lit_async_data.sources.local_files import has_word, is_pattern
 from lit_async_data.sources.manifest.columns import FILES, Column, Given, kind_of, kind_of_path
 from lit_async_data.sources.manifest.fields import Fields, no_repeats
 from lit_async_data.sources.manifest.files import RootDirectory
+from lit_async_data.sources.manifest.source import root_of
 from lit_async_data.sources.table.embedded import EmbeddedFiles
 from lit_async_data.sources.table.formats import TextFormat, arrow, is_list, is_number, is_text
 from lit_async_data.sources.table.labels import Null
 from lit_async_data.sources.table.table import Table, TableReader, column_names, files_of
 from lit_async_data.tools import contents
-from lit_async_data.tools.call import ARGUMENTS, IMAGE, Call, add_source_arguments, given_source, source_of
+from lit_async_data.tools.call import ARGUMENTS, IMAGE, Call, access, add_source_arguments, given_source, source_of
 from lit_async_data.tools.check_all import check_all
 from lit_async_data.tools.contents import PLAIN, SPACE, ColumnReport, Dataset, Report, Scope, Suggestion
 from lit_async_data.tools.terminal import as_json
@@ -81,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         return check_all(given_call(arguments.files, arguments), arguments.bad_list)
     if option := next((name.replace("_", "-") for name in ARGUMENTS if getattr(arguments, name) is not None), ""):
         raise ConfigError(f"describes what --check-all reads; add --check-all, or leave --{option} out", option)
-    report = report_on(arguments.files)
+    report = report_on(arguments.files, **access(arguments))
     sys.stdout.write(as_json(report.as_dict(), str) if arguments.json else contents.text_of(report))
     return 0
 
@@ -91,7 +96,7 @@ def given_call(paths: Sequence[str], arguments: argparse.Namespace, *, whole: bo
     call = given_source(paths, arguments)
     if call.fields and call.source != "HDF5Source":
         return call
-    report = report_on(paths, suggest=not call.fields)
+    report = report_on(paths, suggest=not call.fields, **access(arguments))
     if not report.suggestions and not call.fields:
         why = f"python -m lit_async_data inspect {shlex.join(paths[:3])} says why; name them: --fields x=NAME y=NAME"
         raise ConfigError(f"nothing in {paths[0]} looks like samples; {why}", "fields")
@@ -112,11 +117,15 @@ def given_call(paths: Sequence[str], arguments: argparse.Namespace, *, whole: bo
     return dataclasses.replace(call, path=path, fields=fields | images, options=options, left_out=others)
 
 
-def report_on(given: Sequence[str], *, suggest: bool = True) -> Report:
+def report_on(given: Sequence[str], *, suggest: bool = True, **options: Any) -> Report:
+    """What files hold; the options are those of `ACCESS`."""
     source, paths = source_of(given)
-    if source in ("ManifestSource", "HDF5Source"):
-        return hdf5_report(paths, suggest=suggest) if source == "HDF5Source" else table_report(paths[0])
-    report, folders = Report("folder", paths), Suggestion("a folder for each class", Call(source, paths[0]))
+    if source == "HDF5Source":
+        return hdf5_report(paths, suggest=suggest, **options)
+    if source == "ManifestSource":
+        return table_report(paths[0], **options)
+    report, call = Report("folder", paths), Call(source, paths[0], options=options)
+    folders = Suggestion("a folder for each class", call)
     with heard(report.notes):
         report.suggest([folders, sized_images(folders)])
     if not report.suggestions:
@@ -124,22 +133,28 @@ def report_on(given: Sequence[str], *, suggest: bool = True) -> Report:
     return report
 
 
-def hdf5_report(given: Sequence[str], *, suggest: bool = True) -> Report:
-    matched = [files_matching(each) if is_pattern(each) else [each] for each in given]
+def hdf5_report(given: Sequence[str], *, suggest: bool = True, **options: Any) -> Report:
+    files = Files(**options)
+    matched = [files.matching(each) if is_pattern(each) else [each] for each in given]
     paths = contents.of_training(dict.fromkeys(itertools.chain.from_iterable(matched)))
     first, report = paths[0], Report("HDF5", paths)
-    with as_source_errors(first, "cannot be read", file=first), open_h5py(first) as file:
+    path = given[0] if is_address(first) and matched == [paths] else _path_of(paths)
+    with as_source_errors(first, "cannot be read", file=first), closing(files), open_h5py(first, files) as file:
+        if not any(map(is_address, paths)):
+            report.bytes = sum(map(os.path.getsize, paths))
+        elif len(paths) == 1:
+            report.bytes = identity_of(file).size
         nodes = list(itertools.islice(contents.datasets_of(file["/"], set()), MOST_DATASETS))
         for scope in contents.scopes_of(nodes):
             group = OpenGroup(file, first, scope.first, IndexCache(None), allow_external=False)
             scope.paths, scope.attributes = paths, list(file[scope.first].attrs)
+            scope.path, scope.options = path, options
             for node in scope.nodes:
-                contents.describe(group, node)
+                contents.describe(group, node, options)
             found = suggestions(scope, report.notes)
             report.suggest(found if suggest else [])
             report.groups += [{"name": scope.group, "count": scope.count}] if scope.group else []
             report.datasets += scope.nodes
-    report.bytes = sum(map(os.path.getsize, paths))
     if not report.suggestions and not report.notes:
         report.notes.append('no dataset looks like samples of a network: name yours in fields={"x": NAME, "y": NAME}')
     if len(nodes) == MOST_DATASETS:
@@ -233,9 +248,9 @@ def _row_by_row(scope: Scope, x: Dataset, y: Dataset | None, null: str = "") -> 
 def _suggestion(scope: Scope, title: str, fields: Mapping[str, Any], notes: list[str], **options: Any) -> Suggestion:
     parts = "" if "sample" in options else "group" if scope.group else "file" if len(scope.paths) > 1 else ""
     split = f'split(source, {{"train": 0.8, "val": 0.2}}, groups="{parts}") keeps each {parts} in one stage'
-    options = {name: value for name, value in {"group": scope.group, **options}.items() if value}
+    options = {name: value for name, value in {"group": scope.group, **options, **scope.options}.items() if value}
     given = {key: each for key, each in fields.items() if each is not None}
-    call = Call("HDF5Source", _path_of(scope.paths), given, options)
+    call = Call("HDF5Source", scope.path, given, options)
     return Suggestion(title, call, (*notes, *[split] * bool(parts)))
 
 
@@ -292,9 +307,11 @@ def _path_of(paths: Sequence[str]) -> str | list[str]:
     return paths[0] if len(paths) == 1 else next(fitting, list(paths))
 
 
-def table_report(path: str) -> Report:
-    given = _Columns(path)
-    report = Report("table", given.files, sum(map(os.path.getsize, given.files)))
+def table_report(path: str, **options: Any) -> Report:
+    with closing(Files(**options)) as files:
+        given = _Columns(path, options, files)
+    shown = [path] if is_address(path) else given.files
+    report = Report("table", shown, sum(map(os.path.getsize, given.files)))
     report.columns, report.rows = given.columns, len(given.table)
     if data := [each.name for each in given.columns if is_number(each.name) or kind_of_path(each.name)]:
         what = f"the first line looks like data ({data[0]}), but it must name the columns"
@@ -354,16 +371,17 @@ def _column(table: Table, name: str, root: RootDirectory) -> ColumnReport:
 class _Columns:
     """The columns of a table. `labels` holds columns with the name of a label, then columns of repeated classes."""
 
-    def __init__(self, path: str) -> None:
-        self.path, self.files, self.options = path, files_of(path), dict[str, Any]()
+    def __init__(self, path: str, options: Mapping[str, Any], files: Files) -> None:
+        self.path, self.files, self.access = path, files_of(files.copied(path)), options
+        self.options, self.root = dict(options), RootDirectory(root_of(path), files=files)
         first, names = os.path.abspath(self.files[0]), column_names(self.files[0])
         if len(names) == 1 and (found := [each for each in ",;\t|" if each in names[0]]):
             self.options["delimiter"] = found[0]
             names = column_names(first, TextFormat(found[0]))
-        wanted, text_format = [name for name in names if name], TextFormat(**self.options)
-        self.table, self.folder = Table.of(first, wanted, text_format=text_format), os.path.dirname(first)
+        wanted, text_format = [name for name in names if name], TextFormat.of(self.options.get("delimiter"), None)
+        self.table = Table.of(first, wanted, text_format=text_format)
         with heard([]):  # whether columns of ids are classes
-            self.columns = [_column(self.table, name, RootDirectory(self.folder)) for name in self.table.names]
+            self.columns = [_column(self.table, name, self.root) for name in self.table.names]
         known = [c for c in self.columns if c.kind in ("class", "number") and c.distinct not in (0, 1) and not c.why]
         self.labels = [c for c in known if has_word(c.name, LABELS)]
         known = [c for c in known if c.kind == "class" and not has_word(c.name, f"{LABELS}|{_OTHERS}")]
@@ -405,8 +423,8 @@ class _Columns:
         found = dict[str, Any]()
         if column.kind == "hdf5" and "dataset" not in self.table.names:
             with contextlib.suppress(AsyncDataError):  # the source says what is wrong with a file
-                first = os.path.join(self.folder, str(self.table.first(column.name)))
-                for call in [each.call for each in hdf5_report([first]).suggestions[:1]]:
+                first = self.root.path_of(str(self.table.first(column.name)))
+                for call in [each.call for each in hdf5_report([first], **self.access).suggestions[:1]]:
                     found["dataset"], layout = name_of(call.fields["x"]), call.options.get("layout", {})
                     found |= {"layout": layout["x"]} if "x" in layout else {}
         return self.field(column, **found)

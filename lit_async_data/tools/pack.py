@@ -29,11 +29,13 @@ from lit_async_data.errors import ConfigError, CorruptError, SourceError, counte
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.contract.source import Source, read, starts
+from lit_async_data.sources.files.stores import is_address
 from lit_async_data.sources.hdf5.parts.part import PACKED_PARTS
 from lit_async_data.sources.hdf5.schema.categories import PACKING
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.hdf5.storage.codecs import LZ4, ZSTD, write_chunk
-from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
+from lit_async_data.sources.hdf5.storage.failures import as_source_errors
+from lit_async_data.sources.hdf5.storage.handles import open_h5py
 from lit_async_data.sources.local_files import local_path
 from lit_async_data.tools.call import Call, add_source_arguments
 from lit_async_data.tools.inspect import given_call
@@ -134,6 +136,8 @@ def pack(
         5
     """
     started = time.monotonic()
+    if is_address(str(out)):
+        raise ConfigError(f"{out}: pack writes files of this machine; pack into one, and copy it there", "output")
     path = local_path(out)
     part = f"{path}.{os.getpid()}.part"
     _check_names(source, columns)
@@ -280,7 +284,7 @@ def _chunked(field: PackedField, tried: Array, codec: str, chunk: int | None, *,
 
 def _contiguous(source: Source) -> list[PackedField]:
     parts = source.stored_parts if isinstance(source, HDF5Source) else []
-    packings, fields = _packings(parts), list[PackedField]()
+    packings, fields = _packings(source) if isinstance(source, HDF5Source) else {}, list[PackedField]()
     for key, each in source.spec.fields.items():
         stored = [part.fields[key] for part in parts]
         dtype, classes, scalar, missing = each.dtype, each.classes or each.texts, not each.shape, False
@@ -293,12 +297,12 @@ def _contiguous(source: Source) -> list[PackedField]:
     return fields
 
 
-def _packings(parts: Sequence[Any]) -> dict[str, dict[str, Any]]:
+def _packings(source: HDF5Source) -> dict[str, dict[str, Any]]:
     """The attributes that say how to unpack the values of a field (NetCDF), alike in all files."""
-    packings = dict[str, dict[str, Any]]()
+    packings, parts = dict[str, dict[str, Any]](), source.stored_parts
     keys = {key for part in parts for key, field in part.fields.items() if field.packed}
     for part in parts if keys else ():
-        with as_source_errors(part.path, "cannot be read", file=part.path), open_h5py(part.path) as file:
+        with as_source_errors(part.path, "cannot be read", file=part.path), open_h5py(part.path, source.files) as file:
             for key in keys:
                 found: Any = file[part.fields[key].stored.name].attrs
                 packing = {name: found[name] for name in PACKING if name in found}

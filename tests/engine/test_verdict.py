@@ -17,7 +17,7 @@ import lit_async_data as lad
 from lit_async_data.engine.device.feeds import LentFeed
 from lit_async_data.engine.stats import Wait
 from lit_async_data.engine.verdict import HINTS, Verdict, Watch, explained
-from lit_async_data.sources.contract.source import ChunkRun, StorageLayout
+from lit_async_data.sources.contract.source import ChunkRun, Remote, StorageLayout
 from lit_async_data.sources.contract.stage_clock import CLOCK, Work
 from lit_async_data.testing import ArraySource
 
@@ -31,8 +31,9 @@ def cores(monkeypatch):
     monkeypatch.setattr("lit_async_data.engine.verdict.PACKED", ("lit_async_data.",))  # as if a test's source had files
 
 
-def loader_of(reading="copied", *, random=False, ahead=False, hook=None, **options):
-    source = ArraySource({"x": np.zeros(8)}, chunks=StorageLayout(reading=reading, random=random, ahead=ahead))
+def loader_of(reading="copied", *, random=False, ahead=False, remote=None, hook=None, **options):
+    chunks = StorageLayout(reading=reading, random=random, ahead=ahead, remote=remote)
+    source = ArraySource({"x": np.zeros(8)}, chunks=chunks)
     return lad.AsyncLoader(source, {"batch_size": 4, **options}, sample_transform=hook)
 
 
@@ -65,6 +66,8 @@ AUTO_4 = {"reading": "decoded", "worker_kind": "thread"}  # `auto` would take fo
         ({}, {"read": 0.09}, ("read", "workers", 9)),
         ({}, {"read": 0.9}, ("read", "workers", 16)),
         ({}, {"read": 0.03, "cpu": 0.02}, ("read", "", 0)),
+        ({"remote": Remote(10**9, 5000, None)}, {"read": 0.03}, ("read", "cache", 0)),
+        ({"remote": Remote(10**9, 5000, "/nvme")}, {"read": 0.03}, ("read", "workers", 3)),
         ({"workers": 2}, {"read": 0.09, "workers": 2}, ("read", "", 0)),
         ({"reading": "opened", "ahead": True}, {"read": 0.02}, ("read", "pack", 0)),
         ({"reading": "opened", "ahead": True, "random": True}, {"read": 0.02}, ("read", "", 0)),

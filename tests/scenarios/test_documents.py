@@ -46,6 +46,7 @@ NEEDS_A_GPU = {"gpu"}
 NEEDS_A_PROCESS = {"many_gpus"}
 # The program of LightningCLI, which lightning/trainer/test_cli.py runs.
 NEEDS_ARGUMENTS = {"command_line"}
+NEEDS_OBSTORE = {"remote"}
 ELSEWHERE = NEEDS_A_GPU | NEEDS_A_PROCESS | NEEDS_ARGUMENTS
 
 
@@ -53,6 +54,8 @@ ELSEWHERE = NEEDS_A_GPU | NEEDS_A_PROCESS | NEEDS_ARGUMENTS
     "page", [page for page in PAGES if pages.programs(page) and page.stem not in ELSEWHERE], ids=lambda page: page.stem
 )
 def test_the_programs_of_a_page_run(page, tmp_path, monkeypatch):
+    if page.stem in NEEDS_OBSTORE:
+        pytest.importorskip("obstore")
     monkeypatch.chdir(tmp_path)
     pages.write_files(page)
     module = types.ModuleType("page")  # classes that a program defines can be pickled

@@ -13,10 +13,11 @@ from support.threads.interrupts import interrupted
 from support.threads.leaks import open_files
 
 from lit_async_data.errors import FormatError, MissingError
+from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.hdf5.index import index as cache
 from lit_async_data.sources.hdf5.index.index import IndexCache, IndexKey
-from lit_async_data.sources.hdf5.storage.failures import open_h5py
-from lit_async_data.sources.hdf5.storage.open_file import FileIdentity, OpenFile, OpenFiles
+from lit_async_data.sources.hdf5.storage.handles import open_h5py
+from lit_async_data.sources.hdf5.storage.open_file import OpenFile, OpenFiles
 from lit_async_data.sources.manifest import files as stored_file
 from lit_async_data.sources.manifest.files import RootDirectory, fetched
 
@@ -53,9 +54,9 @@ def handles(folder):
     path = str(folder / "old")
     file = OpenFile(path, FileIdentity.of(os.stat(path)))
     try:
-        assert os.pread(file.descriptor(), 100, 0) == DATA
+        assert os.pread(file._opened().descriptor, 100, 0) == DATA
     except KeyboardInterrupt:
-        assert os.pread(file.descriptor(), 100, 0) == DATA
+        assert os.pread(file._opened().descriptor, 100, 0) == DATA
         raise
     finally:
         file.close()
@@ -82,7 +83,7 @@ def read(folder):
     files = OpenFiles([OpenFile(path, FileIdentity.of(os.stat(path)))])
     (file,), ended = files.files, False
     try:
-        assert files.use(0).during(lambda: os.pread(file.descriptor(), 100, 0)) == DATA
+        assert files.use(0).during(lambda: os.pread(file._opened().descriptor, 100, 0)) == DATA
         ended = True
         file.close()
     except KeyboardInterrupt:

@@ -4,6 +4,7 @@ The tests of documents run all pages. ``python -m support.pages PAGE…`` needs 
 `.ci/first_minute.py` runs it where a page's own packages are installed, and no others.
 """
 
+import contextlib
 import csv
 import importlib.util
 import os
@@ -15,6 +16,8 @@ import h5py
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
+
+from support.range_server import RangeServer
 
 PROGRAM = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -150,19 +153,44 @@ def given(pl, trainer):
     }
 
 
+# A store, a mount and a disk that a page names.
+STORE, MOUNT, DISK = "https://minio.example.org", "/nfs/", "/nvme/"
+
+
+@contextlib.contextmanager
+def store_of(page):
+    """The address of a store of the current folder, in place of that on the page."""
+    if STORE not in page.read_text():
+        yield STORE
+        return
+    served = Path.cwd() / "served"
+    served.mkdir()
+    (served / "bucket").symlink_to(Path.cwd())
+    with RangeServer(served) as server:
+        yield server.url
+
+
 def run(page, names, pl):
     """Run all programs of a page one after the other, and train with each DataModule that they build."""
-    if page.stem == "transforms":
-        from lit_async_data import HDF5Source
+    with store_of(page) as url:
+        _run(page, names, pl, url)
 
+
+def _run(page, names, pl, url):
+    from lit_async_data import HDF5Source
+
+    if page.stem == "transforms":
         names["source"] = HDF5Source("x.h5", {"x": "data", "y": "labels"})
     for program in programs(page):
         # There may be no GPU here; Lightning's name is the one under test; its Trainer is told to be short and quiet.
         text = program.replace('"cuda"', '"cpu"').replace('"cuda:1"', '"cpu"')
+        text = text.replace(STORE, url).replace(MOUNT, "").replace(DISK, "")
         text = re.sub(r"^from pytorch_lightning import Trainer\n", "", text, flags=re.MULTILINE)
         exec(compile(text, page.name, "exec"), names)
     for dm in [value for value in names.values() if isinstance(value, pl.LightningDataModule)]:
         names["Trainer"]().fit(names["Linear"](), datamodule=dm)
+    for source in [value for value in names.values() if isinstance(value, HDF5Source)]:
+        source.close()  # its connections
 
 
 def main(paths):

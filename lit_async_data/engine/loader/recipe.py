@@ -187,7 +187,8 @@ def _buckets(source: Source, options: LoaderOptions) -> Buckets | None:
 def _shuffle(source: Source, options: LoaderOptions) -> Order:
     shuffle = options.shuffle or ("auto" if options.drawn else "none")
     if shuffle == "auto":
-        return "chunk" if source.chunks.rows > 1 else "global"
+        chunks = source.chunks
+        return "chunk" if chunks.rows > 1 or (chunks.remote and chunks.runs) else "global"
     assert not isinstance(shuffle, bool)  # `LoaderOptions` has replaced it by a name
     return shuffle
 

@@ -15,12 +15,12 @@ import numpy as np
 
 from lit_async_data.engine.loader.base_loader import Wiring
 from lit_async_data.engine.pipeline.sample_reader import BadSample, ReadAround
-from lit_async_data.errors import ResumeError, SourceError, TransformError, few
+from lit_async_data.errors import ConfigError, ResumeError, SourceError, TransformError, few
 from lit_async_data.order.epoch_cursor import EpochCursor, OrderState, Place, StepsWanted
 from lit_async_data.order.plan import EpochPlan, Schedule
 from lit_async_data.sources.contract.pickling import digest
 from lit_async_data.sources.contract.source import Source
-from lit_async_data.sources.local_files import bad_sample
+from lit_async_data.sources.local_files import bad_sample, expanded, not_local
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,9 @@ class Quarantine:
     def __init__(self, source: Source, most: float, path: str | os.PathLike[str] | None) -> None:
         self._source, self._most = source, most
         # The file that gets each bad sample once, as a line of JSON; None for no file.
-        self.path = None if path is None else os.fspath(path)
+        self.path = None if path is None else expanded(os.fspath(path))
+        if self.path is not None and (why := not_local(self.path)):
+            raise ConfigError(f"{self.path}: {why}", "quarantine")
         self.known: set[int] = set()  # the numbers of the samples that cannot be read
         self._listed: set[int] = set()
         self._writes = True

@@ -125,10 +125,10 @@ class Report(NamedTuple):
     idle_s: float = 0.0  # seconds that the thread has waited for the task
 
     def packed(self) -> bytes:
-        return REPORT.pack(*self[:4], *self.work[:6], self.idle_s)
+        return REPORT.pack(*self[:4], *self.work[:8], self.idle_s)
 
 
-_TASK, REPORT = struct.Struct("<13q"), struct.Struct("<4q4d2qd")
+_TASK, REPORT = struct.Struct("<13q"), struct.Struct("<4q4d4qd")
 TASK_BYTES, REPORT_BYTES = _TASK.size, REPORT.size
 
 

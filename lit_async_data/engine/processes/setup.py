@@ -19,6 +19,7 @@ from lit_async_data.engine.processes.shared_slots import SharedFile
 from lit_async_data.engine.resources.memory import readable
 from lit_async_data.errors import ConfigError, MemoryBudgetError
 from lit_async_data.sources.contract.pickling import why_not_pickled
+from lit_async_data.sources.files.stores import SECRETS
 
 # A source whose pickled arrays take more than this is copied to a reader process only on demand.
 MOST_COPIED_BYTES = 2**28
@@ -48,6 +49,7 @@ def _pickled(setup: ReaderSetup) -> list[memoryview]:
     buffers: list[pickle.PickleBuffer] = []
     python = setup.read.transformation is not None or setup.read.source.chunks.reading == "python"
     inherited = Inherited(filters=python)
+    secrets = SECRETS.set(True)  # it never leaves memory
     try:
         # Settings first: they must be set before objects of the user are unpickled.
         data = dumps((inherited, setup), buffers.append)
@@ -55,6 +57,8 @@ def _pickled(setup: ReaderSetup) -> list[memoryview]:
     except Exception as error:
         why = why_not_pickled(setup.read.source) or f"cannot be pickled ({type(error).__name__}: {error})"
         raise ConfigError(f"it {why}") from error
+    finally:
+        SECRETS.reset(secrets)
 
 
 def stored(setup: ReaderSetup) -> io.FileIO:

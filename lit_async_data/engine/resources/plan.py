@@ -195,6 +195,8 @@ def has_gil() -> bool:
 
 # Batches between the batch that is read and the batch whose files are fetched.
 AHEAD = 8
+# As many more of a source behind a network, in case that its order has no chunks.
+REMOTE_AHEAD = 24
 # The most bytes and batches that are coalesced, which means read together into one slot (docs/design/engine.md).
 COALESCED_BYTES, COALESCED_BATCHES = 12 * 2**20, 32
 # The most that they take of the budget without chunks: more slots need room.

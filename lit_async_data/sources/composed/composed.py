@@ -26,6 +26,7 @@ from lit_async_data.sources.contract.source import (
     MemoryNeeds,
     Part,
     Places,
+    Remote,
     Source,
     StorageLayout,
     check_range,
@@ -206,6 +207,7 @@ class ConcatSource(ComposedSource):
             overlap=max(layout.overlap for layout in layouts),
             random=any(layout.random for layout in layouts),
             ahead=any(layout.ahead for layout in layouts),
+            remote=Remote.joined(layout.remote for layout in layouts),
             left_out=", ".join(dict.fromkeys(layout.left_out for layout in layouts if layout.left_out)),
         )
 

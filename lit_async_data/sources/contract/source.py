@@ -37,6 +37,28 @@ def slowest(readings: Iterable[Reading]) -> Reading:
     return max(readings, key=READINGS.index)
 
 
+class Remote(NamedTuple):
+    """What an epoch fetches over a network.
+
+    Attributes:
+        nbytes: Bytes, if they are known.
+        requests: About as many requests.
+        folder: The folder that keeps what was fetched; None if nothing does.
+    """
+
+    nbytes: int
+    requests: int
+    folder: str | None
+
+    @staticmethod
+    def joined(several: Iterable[Remote | None]) -> Remote | None:
+        found = [each for each in several if each is not None]
+        if not found:
+            return None
+        nbytes, requests, folders = zip(*found, strict=True)
+        return Remote(sum(nbytes), sum(requests), folders[0])
+
+
 @dataclasses.dataclass(frozen=True)
 class StorageLayout:
     """How samples are stored, and what reading them costs.
@@ -58,6 +80,7 @@ class StorageLayout:
         overlap: Number of following samples that share values with a sample, as overlapping windows do; 0 if none.
         random: Whether `Source.read_random` reads a random part of each sample, such as a random crop of an image.
         ahead: Whether `Source.fetch` and `Source.decode` do anything; if not, workers do not call them.
+        remote: What comes over a network, and samples of a chunk in ``runs`` together; None if nothing does.
         left_out: Stored data that belong to no sample, in words; empty if there are none.
 
     Example:
@@ -76,6 +99,7 @@ class StorageLayout:
     overlap: int = 0
     random: bool = False
     ahead: bool = False
+    remote: Remote | None = None
     left_out: str = ""
 
     @property

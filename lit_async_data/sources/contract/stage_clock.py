@@ -21,6 +21,8 @@ class Work(NamedTuple):
     cpu_s: float = 0.0  # of these, while a core worked, or another worker on the same chunk or transform; not waits
     stored: int = 0  # bytes of decoded chunks and files
     decoded: int = 0  # bytes of the results, also of samples that are not used
+    requests: int = 0  # over a network, ahead or not
+    fetched: int = 0  # bytes of these
     batches: int = 0
     bytes: int = 0  # of the samples
     slot_s: float = 0.0  # that workers waited for a slot while the loop waited for data
@@ -76,7 +78,7 @@ class StageClock(threading.local):
     def start(self) -> None:
         self._wall, self._cpu = time.perf_counter(), time.thread_time()
         self._decode_s = self._transform_s = self._others_s = 0.0
-        self._stored = self._decoded = 0
+        self._stored = self._decoded = self._requests = self._fetched = 0
 
     def waited(self, began_s: float) -> float:
         """Leave out the time since ``began_s``, in which the thread had nothing to do."""
@@ -90,6 +92,10 @@ class StageClock(threading.local):
         self._stored += stored
         self._decoded += nbytes
 
+    def fetched(self, requests: int, nbytes: int) -> None:
+        self._requests += requests
+        self._fetched += nbytes
+
     def transformed(self, seconds: float) -> None:
         self._transform_s += seconds
 
@@ -100,7 +106,8 @@ class StageClock(threading.local):
     def take(self) -> Work:
         """The work since `start` or the last call, without waits for slots."""
         wall, cpu = time.perf_counter() - self._wall, time.thread_time() - self._cpu + self._others_s
-        work = Work(wall, self._decode_s, self._transform_s, min(cpu, wall), self._stored, self._decoded)
+        sums = self._stored, self._decoded, self._requests, self._fetched
+        work = Work(wall, self._decode_s, self._transform_s, min(cpu, wall), *sums)
         self.start()
         return work
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import BatchSpec, contradict
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.options import OF_SOURCE, ArrayLike, explains_names, flag
+from lit_async_data.order.chunk_order import ChunkExtents, ChunkRun
 from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.pickling import digest
@@ -23,11 +24,14 @@ from lit_async_data.sources.contract.source import (
     Location,
     MemoryNeeds,
     Part,
+    Remote,
     Source,
     StorageLayout,
     check_range,
     whole_numbers,
 )
+from lit_async_data.sources.files.files import WHOLE_BYTES, Files
+from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.hdf5.index.index import IndexCache
 from lit_async_data.sources.hdf5.parts.groups import inspect_groups, with_absent, with_lengths
 from lit_async_data.sources.hdf5.parts.part import (
@@ -70,8 +74,11 @@ from lit_async_data.sources.hdf5.schema.field import (
     chosen_files,
     chosen_layouts,
 )
-from lit_async_data.sources.hdf5.storage.open_file import FileIdentity
+from lit_async_data.sources.hdf5.storage.handles import refuse_external
 from lit_async_data.sources.local_files import Exclude
+
+# Of remote samples that are stored one by one, a shuffle by chunks keeps as many together as have these bytes.
+BLOCK_BYTES = 192 * 2**10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +91,7 @@ class _Opened:
     left_out: str
     memory_map: bool
     allow_external: bool
+    files: Files
 
     @property
     def name(self) -> str:
@@ -92,7 +100,9 @@ class _Opened:
 
     def reader(self, parts: Sequence[StoredPart], grouping: ChunkGrouping | None = None) -> PartReaders:
         key = grouping_key(parts[0])
-        return PartReaders(parts, self.identities, grouping or group_samples(parts, key), key, mapped=self.memory_map)
+        return PartReaders(
+            parts, self.identities, self.files, grouping or group_samples(parts, key), key, mapped=self.memory_map
+        )
 
     def with_values(self, exclude: Exclude | None) -> list[StoredPart]:
         """The parts without samples that are to be left out; an error where another lacks a value."""
@@ -150,6 +160,14 @@ class HDF5Source(Source):
         cache_dir: A folder of yours to which only you may write. It keeps lists of groups, and the indexes of datasets
             with `FEWEST_CHUNKS` chunks or more, and their references if lengths vary, so that opening them again takes
             no time; it is made if it does not exist. None: an index is built at each opening, 1 to 2 µs per chunk.
+        cache: A folder on a fast disk, where what was read of remote files and of slow mounts (NFS) is kept for later
+            epochs, processes and jobs. None: parts of remote files are kept in memory.
+        cache_limit: The most bytes there, ``"400GB"`` or a number; None: what the disk has free. In memory, an eighth
+            of the machine's.
+        storage_options: Credentials and options of the store, as pandas and xarray name them: ``{"anon": True}``,
+            ``{"key": …, "secret": …, "endpoint_url": …}``. None: as its environment variables say.
+        storage: A store of obstore, or a filesystem of fsspec, that reads the files in place of one made for the
+            address.
         memory_map: Whether to map files into memory. Without maps, files are read by ``pread``, a little slower for
             small samples, and scattered values by h5py; but a file that another process truncates is an error instead
             of the end of this process.
@@ -199,38 +217,49 @@ class HDF5Source(Source):
         filters: Sequence[Sequence[Any]] | None = None,
         exclude: Exclude | None = None,
         cache_dir: PathLike | None = None,
+        cache: PathLike | None = None,
+        cache_limit: int | str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        storage: Any = None,
         memory_map: bool = True,
         allow_external: bool = False,
     ) -> None:
         _check_choices(sample, rows, table, on, filters, rate=rate, flags=(memory_map, allow_external))
         chosen, as_mapping = chosen_fields(fields)
-        joined = None if table is None else JoinedTable(table, on, unmatched, filters, chosen)
-        names = chosen_files(path)
-        request = PartRequest(
-            fields=_stored_fields(chosen, joined),
-            layouts=chosen_layouts(layout, list(chosen)),
-            group=group,
-            sample=sample,
-            rows=rows if isinstance(rows, str) else None,
-            stride=checked_stride(stride, rows),
-            allow_external=allow_external,
-            alone=len(names) == 1,
-            rate=rate,
-        )
-        identities, found = _inspected(list(names), request, IndexCache(cache_dir))
-        parts = with_lengths(named_alike(with_rows(found)), request)
-        check_null(parts, request.fields)
-        parts = with_longest(parts if joined is None else joined.join(parts, list(chosen)))
-        spec = BatchSpec(common_fields(parts), as_mapping=as_mapping)
-        log_warnings(parts[0])
-        parts = parts if request.rows or rows is None else select_rows(parts, rows, found)
-        left_out = rows_left_out(parts) if rows is None else parts_left_out(parts)
-        opened = _Opened(names, identities, drop_empty(parts), spec, joined, left_out, memory_map, allow_external)
-        self._opened = dataclasses.replace(opened, parts=opened.with_values(exclude))
-        self._key = grouping_key(self._opened.parts[0])
-        self._grouping = group_samples(self._opened.parts, self._key)
-        self._reader = self._opened.reader(self._opened.parts, self._grouping)
-        self._reader.check_first(self.spec)
+        files = Files(cache, cache_limit, storage_options, storage)
+        with files.closed_after_an_error():
+            joined = None if table is None else JoinedTable(table, on, unmatched, filters, chosen, files=files)
+            names = chosen_files(path, files)
+            if allow_external:
+                refuse_external(names, files)
+            request = PartRequest(
+                fields=_stored_fields(chosen, joined),
+                layouts=chosen_layouts(layout, list(chosen)),
+                group=group,
+                sample=sample,
+                rows=rows if isinstance(rows, str) else None,
+                stride=checked_stride(stride, rows),
+                allow_external=allow_external,
+                alone=len(names) == 1,
+                rate=rate,
+                files=files,
+            )
+            identities, found = _inspected(list(names), request, IndexCache(cache if cache_dir is None else cache_dir))
+            parts = with_lengths(named_alike(with_rows(found)), request)
+            check_null(parts, request.fields)
+            parts = with_longest(parts if joined is None else joined.join(parts, list(chosen)))
+            spec = BatchSpec(common_fields(parts), as_mapping=as_mapping)
+            log_warnings(parts[0])
+            parts = parts if request.rows or rows is None else select_rows(parts, rows, found)
+            left_out = rows_left_out(parts) if rows is None else parts_left_out(parts)
+            opened = _Opened(
+                names, identities, drop_empty(parts), spec, joined, left_out, memory_map, allow_external, files
+            )
+            self._opened = dataclasses.replace(opened, parts=opened.with_values(exclude))
+            self._key = grouping_key(self._opened.parts[0])
+            self._grouping = group_samples(self._opened.parts, self._key)
+            self._reader = self._opened.reader(self._opened.parts, self._grouping)
+            self._reader.check_first(self.spec)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_reader"}
@@ -263,10 +292,22 @@ class HDF5Source(Source):
 
     @functools.cached_property
     def _chunks(self) -> StorageLayout:
-        grouping = self._grouping
+        grouping, files, remote = self._grouping, self._opened.files, None
+        runs = grouping.runs if any(run.rows > 1 for run in grouping.runs) else ()
+        compressed = any(part.fields[self._key].values.filtered for part in self._opened.parts)
+        if not all(map(files.is_local, self._opened.names)):
+            sizes = [each.size for each in self._opened.identities.values()]
+            nbytes = sum(sizes)
+            if not runs:  # blocks of samples that are stored one by one
+                compressed, rows = False, max(BLOCK_BYTES * len(self) // nbytes, 1)
+                runs = tuple(ChunkRun(part.anchors.count, rows) for part in self._opened.parts)
+            blocks = 0 if max(sizes) <= WHOLE_BYTES else sum(-(-run.samples // run.rows) for run in runs)
+            requests = max(blocks, nbytes >> 20, len(sizes))
+            remote = Remote(nbytes, requests, files.options["cache"])
         return StorageLayout(
-            grouping.runs if any(run.rows > 1 for run in grouping.runs) else (),
-            compressed=any(part.fields[self._key].values.filtered for part in self._opened.parts),
+            runs,
+            compressed=compressed,
+            remote=remote,
             reading=self._reader.reading,
             spread=grouping.spread,
             chunks_per_run=grouping.chunks_per_run,
@@ -276,6 +317,12 @@ class HDF5Source(Source):
             ahead=True,
             left_out=self._opened.left_out,
         )
+
+    @functools.cached_property
+    def _blocks(self) -> ChunkExtents | None:
+        """The samples that are fetched together although each is stored alone."""
+        layout = self._chunks
+        return ChunkExtents(layout.runs) if layout.remote and not layout.compressed else None
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -290,6 +337,11 @@ class HDF5Source(Source):
     def stored_parts(self) -> tuple[StoredPart, ...]:
         """How each part stores each field: for tools that describe or copy files."""
         return tuple(self._opened.parts)
+
+    @property
+    def files(self) -> Files:
+        """How its files are reached: for tools that open them."""
+        return self._opened.files
 
     def fingerprint(self) -> dict[str, int | str]:
         """Number of samples, fields, number of files and their bytes, and which rows of them are samples."""
@@ -323,13 +375,14 @@ class HDF5Source(Source):
             return np.array([f"{self._opened.names[place.file]}:{place.group}" for place in places], object)
         if name in self._opened.spec.fields and math.prod(self._opened.spec[name].shape) == 1:
             return super().column(name)
-        found = None if self._opened.joined is None else self._opened.joined.column(name, self._opened.parts)
+        opened = self._opened
+        found = None if opened.joined is None else opened.joined.column(name, opened.parts)
         if found is not None:
             return found
-        columns = [part.column(name, allow_external=self._opened.allow_external) for part in self._opened.parts]
-        for part, (values, coded) in zip(self._opened.parts, columns, strict=True):
+        columns = [each.column(name, opened.files, allow_external=opened.allow_external) for each in opened.parts]
+        for part, (values, coded) in zip(opened.parts, columns, strict=True):
             if values.dtype.kind in "iu" and contradict(coded.names, columns[0][1].names):
-                what = f"has other names for the numbers of {name!r} than {self._opened.parts[0]}"
+                what = f"has other names for the numbers of {name!r} than {opened.parts[0]}"
                 cure = f"make it a field, Field({name!r}, classes=[…]), which numbers them by name, and give its key"
                 raise FormatError(f"{part}: {what}; {cure}", file=part.path, dataset=name)
         return np.concatenate([values for values, _ in columns])
@@ -346,6 +399,8 @@ class HDF5Source(Source):
 
     def fetch(self, samples: Indices) -> bool:
         check_range(samples, self)
+        if samples.size and self._blocks is not None:
+            samples = self._blocks.whole(samples)
         return self._reader.fetch(samples)
 
     def decode(self, samples: Indices, chunk_group: ChunkGroup | None) -> None:
@@ -375,6 +430,7 @@ class HDF5Source(Source):
     def close(self) -> None:
         """Close every file and drop what was decoded. Reading opens the files again."""
         self._reader.close()
+        self._opened.files.close()
 
 
 def _check_choices(
@@ -404,6 +460,7 @@ def _stored_fields(chosen: Mapping[str, Field], joined: JoinedTable | None) -> d
 def _inspected(
     paths: Sequence[str], request: PartRequest, cache: IndexCache
 ) -> tuple[dict[str, FileIdentity], list[StoredPart]]:
+    request.files.open_all(paths)
     inspect = inspect_file if request.sample == "row" else inspect_groups
     found = {path: inspect(path, request, cache) for path in paths}
     identities = {path: identity for path, (identity, _) in found.items()}

@@ -28,6 +28,7 @@ from lit_async_data.sources.composed.composed import ConcatSource, SubsetSource
 from lit_async_data.sources.contract.checks import first_good
 from lit_async_data.sources.contract.source import StorageLayout, numbered, starts
 from lit_async_data.sources.contract.stage_clock import CLOCK
+from lit_async_data.sources.files.stores import is_address
 from lit_async_data.sources.hdf5.readers.part_reader import LOOKS
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.source import HDF5Source
@@ -60,7 +61,9 @@ class HDF5Fields:
     ) -> None:
         self._columns, self.paths = dict(columns), paths
         codes, named = paths.distinct()
-        numbers, self._files = numbered(map(os.path.realpath, named))  # a table can name one file by several paths
+        # A table can name one file by several paths.
+        real = (each if is_address(each) else os.path.realpath(each) for each in named)
+        numbers, self._files = numbered(real)
         self._codes = numbers[codes]
         which, names = datasets or (np.zeros_like(rows), [""])
         sources: list[HDF5Source] = []
@@ -88,7 +91,7 @@ class HDF5Fields:
         try:
             context = contextvars.copy_context()
             context.run(LOOKS.set, False)  # the source must not look at rows that the table does not name
-            source = context.run(HDF5Source, files, fields, layout=layout)
+            source = context.run(HDF5Source, files, fields, layout=layout, **self.paths.root.files.options)
         except SourceError as error:
             if error.file not in files:
                 raise
@@ -263,7 +266,7 @@ class Fields:
         id: str | None,  # noqa: A002  # the user's word
         exclude: Exclude | None = None,
     ) -> None:
-        self._columns = dict(columns)
+        self._columns, self.root = dict(columns), root
         names = [name for column in columns.values() for name in column.names]
         table = reader.columns([*names, *([] if id is None else [id])])
         kinds: dict[str, Kind | None] = {key: kind_of(key, column, table, root) for key, column in columns.items()}

@@ -18,6 +18,9 @@ from lit_async_data import system
 from lit_async_data.errors import ChangedError, FormatError, ManifestError, MissingError, SourceError
 from lit_async_data.sources import local_files
 from lit_async_data.sources.contract.source import Reservation
+from lit_async_data.sources.files.files import LOCAL, MOST_WHOLE_BYTES, Files
+from lit_async_data.sources.files.stores import is_address
+from lit_async_data.sources.files.transport import Started
 from lit_async_data.sources.local_files import advice_on, changed_recently, retry_once
 from lit_async_data.system import OURS, ProcessGuard, is_cold
 
@@ -28,11 +31,11 @@ _FLAGS = os.O_RDONLY | system.CLOSE_ON_EXEC | system.NO_BLOCKING | system.NO_TER
 _LINK_ERRORS = (errno.ELOOP, errno.EMLINK)  # for a link that O_NOFOLLOW does not follow
 _SLOW_S = 1e-3  # a file that takes longer counts as cold, if the system does not say
 _PIECE = 2**30  # most bytes per read that all systems support
-MOST_BYTES = 2**32  # of a file; a table can name a film by mistake
 FETCHER = f"{OURS} fetcher"
 THREADS = 16  # with 5 ms per file from a network, these read 3200 files per second
 # Reading ahead begins if more than this share of about the last 16 files was not in the page cache.
 _AVERAGED_FILES, _COLD_SHARE = 16, 0.1
+_MOST_COMING = 128  # remote files that wait for somebody who needs them
 _MOST_AHEAD = 2**26  # bytes of a file; each thread holds one file for a moment
 
 
@@ -43,8 +46,9 @@ class RootDirectory:
     folder below is checked once: this guards against tables, not against users who can replace a folder by a link.
     """
 
-    def __init__(self, root: str, *, allow_external: bool = False) -> None:
-        self.root = local_files.local_path(root)
+    def __init__(self, root: str, *, allow_external: bool = False, files: Files = LOCAL) -> None:
+        self.root, self.files = files.named(root).rstrip("/") or "/", files
+        self.all_local = files.is_local(self.root) and not allow_external
         self.allow_external = allow_external
         self._checked_folders: set[str] = set()
 
@@ -56,10 +60,10 @@ class RootDirectory:
             path = local_files.expanded(path, self.root)
         if not path or "\0" in path:
             raise ManifestError(f"{path!r}: not a path; give the path of a file")
-        if why := local_files.not_local(path):
+        if not is_address(path) and (why := local_files.not_local(path)):
             raise ManifestError(f"{path}: {why}")
-        joined = os.path.join(self.root, path)
-        if not self.allow_external and not _is_inside(os.path.normpath(joined), self.root):
+        joined = path if is_address(path) else os.path.join(self.root, path)
+        if not self.allow_external and not _is_inside(_normal(joined), self.root):
             raise self._outside_error(path)
         return joined
 
@@ -71,11 +75,11 @@ class RootDirectory:
 
     def within(self, path: str) -> str:
         """Normalized and relative to the root; absolute if it is outside."""
-        path = os.path.normpath(path)
+        path = _normal(path)
         return path[len(self.root.rstrip(os.sep)) + 1 :] if _is_inside(path, self.root) else path
 
     def checked(self, path: str) -> str:
-        if self.allow_external:
+        if self.allow_external or is_address(path):
             return path
         self._check_folder(path)
         if os.path.islink(path):
@@ -108,6 +112,11 @@ class RootDirectory:
 
     def _outside_error(self, path: str) -> ManifestError:
         return ManifestError(f"{path}: leaves root {self.root}; move it, or set allow_external=True")
+
+
+def _normal(path: str) -> str:
+    scheme, mark, rest = path.partition("://") if is_address(path) else ("", "", path)
+    return f"{scheme}{mark}{os.path.normpath(rest)}"
 
 
 def _is_inside(path: str, folder: str) -> bool:
@@ -212,19 +221,24 @@ class FilePrefetcher:
         self._reserved = set[object]()
         self._pool: ThreadPoolExecutor | None = None
         self._asked = set[str]()  # files to read ahead; `read` and `fill` remove theirs
+        self._coming = dict[str, Started[bytes] | None]()  # the same of remote files
 
     def __reduce__(self) -> tuple[type[FilePrefetcher], tuple[RootDirectory]]:
         return FilePrefetcher, (self._root,)
 
     def read(self, path: str) -> bytes:
+        root, files = self._root, self._root.files
+        if not root.all_local and not files.is_local(path):
+            return files.whole(root.checked(path), self._coming.pop(path, None))
         asked = self._asked and self._taken(path)
-        data, cold = fetched(path, MOST_BYTES, self._root)
+        data, cold = fetched(path, MOST_WHOLE_BYTES, self._root)
         if not asked:
             self._cold += (cold - self._cold) / _AVERAGED_FILES
         return data
 
     def fill(self, path: str, parts: Sequence[Any], nbytes: int) -> bool:
-        if not filled(path, parts, nbytes, self._root):
+        root = self._root
+        if not ((root.all_local or root.files.is_local(path)) and filled(path, parts, nbytes, root)):
             return False
         if not (self._asked and self._taken(path)):
             self._cold -= self._cold / _AVERAGED_FILES
@@ -232,12 +246,17 @@ class FilePrefetcher:
 
     @property
     def wanted(self) -> bool:
-        return bool(self._reserved) and self._cold > _COLD_SHARE and not self._process.forked
+        cold = self._cold > _COLD_SHARE or not self._root.files.is_local(self._root.root)
+        return bool(self._reserved) and cold and not self._process.forked
 
     def fetch(self, paths: Iterable[str]) -> None:
         with self._lock:
             for path in paths if self._reserved else ():
-                if path not in self._asked:
+                files = self._root.files
+                if not files.is_local(path):
+                    if path not in self._coming and len(self._coming) < _MOST_COMING:
+                        self._coming[path] = files.start_whole(path)
+                elif path not in self._asked:
                     self._pool = self._pool or ThreadPoolExecutor(THREADS, FETCHER)
                     self._asked.add(path)
                     try:
@@ -262,11 +281,17 @@ class FilePrefetcher:
             if self._reserved:
                 return
             self._asked.clear()
+            self.close()
             pool, self._pool = self._pool, None
         if pool is not None:
             # Garbage collection can come here in one of the threads.
             mine = threading.current_thread().name.startswith(FETCHER)
             pool.shutdown(wait=not mine, cancel_futures=True)
+
+    def close(self) -> None:
+        """Drop remote files that nobody has read."""
+        self._root.files.close()
+        self._coming.clear()
 
     def _taken(self, path: str) -> bool:
         """Withdraw a file from reading ahead; returns whether it was to be read ahead."""

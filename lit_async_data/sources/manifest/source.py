@@ -29,6 +29,7 @@ from lit_async_data.sources.contract.source import (
     Part,
     Places,
     Reading,
+    Remote,
     Source,
     StorageLayout,
     check_range,
@@ -36,6 +37,8 @@ from lit_async_data.sources.contract.source import (
     slowest,
     whole_numbers,
 )
+from lit_async_data.sources.files.files import Files
+from lit_async_data.sources.files.stores import is_address
 from lit_async_data.sources.images.image_shape import ImageShape
 from lit_async_data.sources.local_files import Exclude, local_path, raise_if_none_left
 from lit_async_data.sources.manifest.columns import IMAGES, NPY, Column, Given
@@ -143,6 +146,7 @@ def _utf8_path(path: str) -> str:
 
 
 OPTIONS = ["root", "id", "filters", "exclude", "check_files", "allow_external", "delimiter", "encoding"]
+OPTIONS += ["cache", "cache_limit", "storage_options", "storage"]
 OPTIONS += [field.name for field in dataclasses.fields(ImageShape)]
 # Advice for names that are no options of a table.
 ELSEWHERE = OF_SOURCE | {
@@ -177,7 +181,7 @@ def root_of(table: Any) -> str:
     """The folder of a table; for a pattern, the last folder without a wildcard."""
     if not isinstance(table, str | os.PathLike):
         return os.getcwd()
-    path = local_path(table)
+    path = str(table) if isinstance(table, str) and is_address(table) else local_path(table)
     if os.path.isdir(path):
         return str(path)
     return local_files.folder_of(path) if local_files.is_pattern(path) else os.path.dirname(path)
@@ -207,7 +211,11 @@ class ManifestSource(Source):
             still name the listed file.
         check_files: Files to check now: ``"first"``, the files of the first good sample of 16, or ``"none"``. A bad
             file raises its error when it is read; ``inspect --check-all`` reads all. HDF5 files are always opened.
-        allow_external: Whether paths, and links on them, may leave ``root``.
+        cache: As for `HDF5Source`; other files are kept there whole, for good.
+        cache_limit: As for `HDF5Source`.
+        storage_options: As for `HDF5Source`.
+        storage: As for `HDF5Source`.
+        allow_external: Whether paths, links on them, and addresses may leave ``root``.
         delimiter: Separates cells of CSV and TSV files: ``";"``, ``"|"``. None: a comma, and a tab in TSV.
         encoding: Encoding of CSV and TSV files: ``"cp1252"``, ``"latin-1"``, ``"utf-16"``. None: UTF-8.
         **image: How images become arrays of one shape: ``image_size`` (height and width, or one number for both) and
@@ -251,6 +259,10 @@ class ManifestSource(Source):
         filters: Sequence[Sequence[Any]] | None = None,
         exclude: Exclude | None = None,
         check_files: Check = "first",
+        cache: str | os.PathLike[str] | None = None,
+        cache_limit: int | str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        storage: Any = None,
         allow_external: bool = False,
         delimiter: str | None = None,
         encoding: str | None = None,
@@ -264,17 +276,20 @@ class ManifestSource(Source):
         shape = ImageShape(**image)
         columns, as_mapping = columns_of_fields(fields, shape)
         text_format = TextFormat.of(delimiter, encoding)
-        self._reader, self._name = TableReader(table, filters, text_format), ""
-        where = root_of(table) if root is None else os.fspath(root)
-        folder = RootDirectory(where, allow_external=allow_external)
-        self._fields = Fields(columns, self._reader, folder, id, exclude)
-        if shape.image_size is not None and not any(field.decoder.images for field in self._fields.files.values()):
-            given = ", ".join(f"{key} (column {', '.join(column.names)!r})" for key, column in columns.items())
-            hint = "set kind: image, or suffix: .jpg, for paths without an image suffix, or leave out image_size"
-            raise ConfigError(f"no field holds paths of images: {given}; {hint}", "image_size")
-        self._spec = BatchSpec(self._fields.specs, as_mapping=as_mapping)
-        if check_files == "first":
-            self._fields.check_first(self._spec)
+        files = Files(cache, cache_limit, storage_options, storage)
+        with files.closed_after_an_error():
+            self._reader = TableReader(files.copied(table), filters, text_format)
+            self._name = table if isinstance(table, str) and is_address(table) else ""
+            where = root_of(table) if root is None else os.fspath(root)
+            folder = RootDirectory(where, allow_external=allow_external, files=files)
+            self._fields = Fields(columns, self._reader, folder, id, exclude)
+            if shape.image_size is not None and not any(field.decoder.images for field in self._fields.files.values()):
+                given = ", ".join(f"{key} (column {', '.join(column.names)!r})" for key, column in columns.items())
+                hint = "set kind: image, or suffix: .jpg, for paths without an image suffix, or leave out image_size"
+                raise ConfigError(f"no field holds paths of images: {given}; {hint}", "image_size")
+            self._spec = BatchSpec(self._fields.specs, as_mapping=as_mapping)
+            if check_files == "first":
+                self._fields.check_first(self._spec)
 
     @classmethod
     def from_folder(
@@ -365,6 +380,7 @@ class ManifestSource(Source):
             fields.source.close()
         for groups in self._fields.groups:
             groups.clear()
+        self._fields.prefetcher.close()
 
     # -- classes and columns -----------------------------------------------------------------------------------------
 
@@ -415,7 +431,10 @@ class ManifestSource(Source):
         readings: list[Reading] = ["copied", *(layout.reading for layout in layouts)]
         readings.extend("decoded" if field.decoder.images else "opened" for field in files)
         crops, ahead = any(field.decoder.is_random for field in files), bool(layouts or files)
-        return dataclasses.replace(largest, reading=slowest(readings), random=crops, ahead=ahead)
+        root, remote = self._fields.root, largest.remote
+        if files and not root.files.is_local(root.root):
+            remote = Remote.joined([remote, Remote(0, len(self), root.files.options["cache"])])
+        return dataclasses.replace(largest, reading=slowest(readings), random=crops, ahead=ahead, remote=remote)
 
     def layout(self) -> StorageLayout:
         """As `chunks`; without HDF5 files, the files of one folder form chunks."""

@@ -282,6 +282,19 @@ def _check_types(files: list[str], read: list[_Read], origin: RowOrigin) -> None
             (kind, file), (other, another), *_ = firsts.items()
             message = f"is {kind} in {file}, but {other} in {another}; write all files with one type"
             raise origin.error(message, column=name)
+        if len({_names_in_lists(each.table.schema, name) for each in read}) > 1:
+            message = "has lists of ClassLabels, whose names differ between the files; write all files with one order"
+            raise origin.error(message, column=name)
+
+
+def _names_in_lists(schema: Any, name: str) -> tuple[str, ...]:
+    """The names of a list of a Hugging Face ``ClassLabel``, whose numbers are delivered; empty for other columns."""
+    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):  # not as Hugging Face writes it
+        feature = column = json.loads(schema.metadata[b"huggingface"])["info"]["features"][name]
+        while isinstance(feature, list) or "feature" in feature:
+            feature = feature[0] if isinstance(feature, list) else feature["feature"]
+        return tuple(feature["names"]) if feature is not column and feature["_type"] == "ClassLabel" else ()
+    return ()
 
 
 def _from_memory(given: Any, names: Sequence[str], origin: RowOrigin) -> Any:

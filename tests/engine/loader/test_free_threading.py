@@ -23,8 +23,9 @@ from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed, ReaderThr
 from lit_async_data.engine.supervisor import ThreadWorker, report_once
 from lit_async_data.errors import WorkerError
 from lit_async_data.order.plan import BatchIndex
+from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache
-from lit_async_data.sources.hdf5.storage.open_file import FileIdentity, OpenFile
+from lit_async_data.sources.hdf5.storage.open_file import OpenFile
 from lit_async_data.testing import ArraySource
 
 
@@ -145,7 +146,7 @@ def test_a_file_that_is_closed_while_another_thread_enters_it_is_opened_again(tm
     with contextlib.closing(file):
         for entered in (
             lambda: not file.forked,
-            lambda: file.descriptor() is not None,
+            lambda: file._opened().descriptor is not None,
             lambda: file.map(random_access=False)[:].tobytes() == b"1234",
         ):
             file.check()

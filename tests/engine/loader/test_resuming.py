@@ -17,7 +17,7 @@ from support.sources.hooks import Rows
 from lit_async_data import AsyncLoader, Balanced, ConcatSource, HDF5Source, LoaderOptions, ManifestSource, SubsetSource
 from lit_async_data.engine.loader.resuming import Quarantine
 from lit_async_data.engine.pipeline.sample_reader import BadSample, ReadAround
-from lit_async_data.errors import ReadError, ResumeError, SourceError, TransformError
+from lit_async_data.errors import ConfigError, ReadError, ResumeError, SourceError, TransformError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.plan import EpochPlan
 from lit_async_data.sources.contract.source import StorageLayout
@@ -530,6 +530,8 @@ def around(*bad, error=SourceError):
 
 @pytest.mark.parametrize(("most", "allowed"), [(2, 2), (0.03, 3), (0.001, 1), (0, 0)])
 def test_one_more_than_allowed_is_an_error_that_lists_them(most, allowed):
+    with pytest.raises(ConfigError, match=r"quarantine: s3://b/q\.jsonl: an address, not a path"):
+        Quarantine(ArraySource({"y": np.arange(100)}), most, "s3://b/q.jsonl")
     quarantine = Quarantine(ArraySource({"y": np.arange(100)}), most, None)
     for epoch in range(2):
         quarantine.begin(epoch)

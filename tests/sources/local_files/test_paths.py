@@ -1,6 +1,7 @@
 """Paths as people give them: as for a shell, as an address, of Windows, wherever a path is taken."""
 
 import os
+import sys
 
 import h5py
 import numpy as np
@@ -11,28 +12,37 @@ from lit_async_data import HDF5Source, ManifestSource
 from lit_async_data.__main__ import main
 from lit_async_data.errors import AsyncDataError
 from lit_async_data.reading import open_reader, read
+from lit_async_data.sources.files import stores
+from lit_async_data.system import Lazy
 
-FOREIGN = {
-    "s3://bucket/x.h5": "an address, not a path; fetch the file first",
-    "https://host/x.h5?v=1": "an address, not a path; fetch the file first",
-    r"C:\data\x.h5": "a path of Windows; give the path that leads there",
+WINDOWS = r"C:\data\x.h5"
+ADDRESSES = {
+    "s3://bucket/x.h5": "s3://bucket is read by obstore; install it: pip install 'lit_async_data[cloud]'",
+    "https://host/x.h5?v=1": "https://host/x.h5?…: what follows the question mark may be secret",
+    "simplecache::s3://bucket/x.h5": "a chain of filesystems; give the last address, and cache=FOLDER",
 }
-# What takes a path.
+NO_ADDRESS = "an address, not a path; write s3://… as text"
+# What takes the path of a file, or its address.
 TAKERS = {
     "HDF5Source": lambda path: HDF5Source(path, {"x": "x"}),
     "HDF5Source, a list": lambda path: HDF5Source([path], {"x": "x"}),
     "HDF5Source, table": lambda path: HDF5Source("x.h5", {"x": "x"}, table=path + ".csv", on="x"),
-    "HDF5Source, exclude": lambda path: HDF5Source("x.h5", {"x": "x"}, exclude=path + ".csv"),
-    "HDF5Source, cache_dir": lambda path: HDF5Source("x.h5", {"x": "x"}, cache_dir=path),
     "ManifestSource": lambda path: ManifestSource(path + ".csv", {"x": "x"}),
     "ManifestSource, root": lambda path: ManifestSource(pa.table({"x": ["a.png"]}), {"x": "x"}, root=path),
     "ManifestSource, a row": lambda path: ManifestSource(
-        pa.table({"p": [path], "row": [0], "dataset": ["x"]}), {"x": {"name": "p", "kind": "hdf5"}}
+        pa.table({"p": [path], "row": [0], "dataset": ["x"]}), {"x": {"name": "p", "kind": "hdf5"}}, allow_external=True
     ),
-    "from_folder": ManifestSource.from_folder,
     "read": lambda path: read(path + ":/x"),
     "open_reader": open_reader,
 }
+# What takes a path only.
+LOCAL = {
+    "HDF5Source, exclude": lambda path: HDF5Source("x.h5", {"x": "x"}, exclude=path + ".csv"),
+    "HDF5Source, cache_dir": lambda path: HDF5Source("x.h5", {"x": "x"}, cache_dir=path),
+    "HDF5Source, cache": lambda path: HDF5Source("x.h5", {"x": "x"}, cache=path),
+    "from_folder": ManifestSource.from_folder,
+}
+TOOLS = [["inspect"], ["doctor"], ["pack", "--out", "y.h5"]]
 
 
 @pytest.fixture(autouse=True)
@@ -45,20 +55,49 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture
+def without_obstore(monkeypatch):
+    for name, lazy in (("obstore", "obstore"), ("obstore.store", "stores"), ("obstore.exceptions", "exceptions")):
+        monkeypatch.setitem(sys.modules, name, None)
+        monkeypatch.setattr(stores, lazy, Lazy(name))
+
+
+@pytest.mark.usefixtures("without_obstore")
 @pytest.mark.parametrize("taker", TAKERS)
-@pytest.mark.parametrize("path", FOREIGN)
-def test_what_leads_to_no_file_here_is_told(path, taker):
+@pytest.mark.parametrize("path", ADDRESSES)
+def test_an_address_that_cannot_be_read_says_why(path, taker):
     with pytest.raises(AsyncDataError) as caught:
         TAKERS[taker](path)
-    assert f"{path.split(':')[0]}:" in str(caught.value)
-    assert FOREIGN[path] in str(caught.value)
+    assert ADDRESSES[path] in str(caught.value)
 
 
-@pytest.mark.parametrize("command", [["inspect"], ["doctor"], ["pack", "--out", "y.h5"]])
-@pytest.mark.parametrize("path", FOREIGN)
-def test_the_tools_tell_it_too(path, command, capsys):
+@pytest.mark.usefixtures("without_obstore")
+def test_so_does_a_pattern():
+    with pytest.raises(AsyncDataError, match=r"install it: pip install 'lit_async_data\[cloud\]'"):
+        HDF5Source("s3://bucket/*.h5", {"x": "x"})
+
+
+@pytest.mark.parametrize("taker", TAKERS | LOCAL)
+def test_a_path_of_windows_is_no_path_here(taker):
+    with pytest.raises(AsyncDataError) as caught:
+        (TAKERS | LOCAL)[taker](WINDOWS)
+    assert "C:" in str(caught.value)
+    assert "a path of Windows; give the path that leads there" in str(caught.value)
+
+
+@pytest.mark.parametrize("taker", LOCAL)
+def test_lists_and_folders_are_local(taker):
+    with pytest.raises(AsyncDataError) as caught:
+        LOCAL[taker]("s3://bucket/x.h5")
+    assert NO_ADDRESS in str(caught.value)
+
+
+@pytest.mark.usefixtures("without_obstore")
+@pytest.mark.parametrize("command", TOOLS)
+@pytest.mark.parametrize(("path", "what"), [*ADDRESSES.items(), (WINDOWS, "a path of Windows")])
+def test_the_tools_tell_it_too(path, what, command, capsys):
     assert main([*command, path]) != 0
-    assert FOREIGN[path] in capsys.readouterr().err
+    assert what in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", ["~/x.h5", "$DATA/x.h5", "${DATA}/x.h5", "file://{}/x.h5", "~/*.h5"])

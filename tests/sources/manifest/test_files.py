@@ -184,18 +184,22 @@ def test_a_root_that_is_a_link_itself(root, tmp_path):
 @pytest.mark.parametrize(
     ("path", "what"),
     [
-        *(
-            (path, "an address, not a path; fetch")
-            for path in ("http://a/b", "HTTPS://a", "s3://b/x", "data:image/png,")
-        ),
+        ("data:image/png,", "an address, not a path; write"),
         *((path, "a path of Windows; give") for path in (r"\\host\x", r"C:\x", "d:/x")),
     ],
 )
-def test_addresses_and_drives_are_refused_even_where_paths_may_leave(root, path, what):
+def test_drives_and_data_are_refused_even_where_paths_may_leave(root, path, what):
     for outside in (False, True):
         with pytest.raises(ManifestError) as found:
             RootDirectory(root, allow_external=outside).path_of(path)
         assert str(found.value).startswith(f"{path}: {what}")
+
+
+def test_an_address_is_a_path_that_leaves_a_local_root(root):
+    for path in ("http://a/b", "HTTPS://a", "s3://b/x"):
+        assert RootDirectory(root, allow_external=True).path_of(path) == path
+        with pytest.raises(ManifestError, match="leaves root"):
+            RootDirectory(root).path_of(path)
 
 
 def test_a_path_may_begin_as_in_a_shell_or_be_a_file_url(root, monkeypatch):

@@ -115,6 +115,16 @@ def test_files_whose_classes_have_other_numbers_are_no_table(tmp_path):
         ManifestSource(tmp_path, {"y": "y"})
 
 
+@pytest.mark.parametrize("lists", [lambda one: [one], lambda one: {"_type": "List", "feature": [one]}])
+def test_files_whose_lists_of_classes_have_other_numbers_are_no_table(tmp_path, lists):
+    for names in ("ab", "ba"):
+        features = hugging_face(y=lists({"names": list(names), "_type": "ClassLabel"}))
+        made = pa.table({"y": [[0], [0, 1]]}).replace_schema_metadata(features)
+        pq.write_table(made, tmp_path / f"{names}.parquet")
+    with pytest.raises(ManifestError, match="column 'y': has lists of ClassLabels, whose names differ"):
+        ManifestSource(tmp_path, {"y": {"name": "y", "kind": "class"}})
+
+
 def written(folder, made=None, rows=7):
     pq.write_table(table() if made is None else made, folder / "t.parquet", row_group_size=rows)
     return folder / "t.parquet"

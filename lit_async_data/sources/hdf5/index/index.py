@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data import system
 from lit_async_data.batch.spec import Array, Bytes
 from lit_async_data.errors import CorruptError
+from lit_async_data.sources.files.stores import is_address
 from lit_async_data.sources.hdf5.storage.codecs import (
     DEFLATE,
     FLETCHER32,
@@ -39,7 +39,7 @@ from lit_async_data.sources.hdf5.storage.codecs import (
     read_chunk,
 )
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, REMEDIES, as_source_errors, h5py
-from lit_async_data.sources.hdf5.storage.open_file import FileIdentity
+from lit_async_data.sources.hdf5.storage.handles import bytes_at, fetch, identity_of, is_mirrored, path_of
 from lit_async_data.sources.local_files import CacheFolder, changed_recently, errno_of, retry_once
 
 
@@ -63,10 +63,10 @@ class IndexKey:
 
     @classmethod
     def of(cls, dataset: h5py.Dataset) -> IndexKey:
-        state = FileIdentity.of(os.fstat(dataset.file.id.get_vfd_handle())).state
+        state = identity_of(dataset.file).state
         filters = tuple(each.number for each in filters_of(dataset))
         layout = dataset.dtype.str, dataset.shape, dataset.chunks, filters
-        return cls(dataset.file.filename, dataset.name or "", state, layout)
+        return cls(path_of(dataset.file), dataset.name or "", state, layout)
 
     def __str__(self) -> str:
         return f"{self.path}:/{self.name.strip('/')}"
@@ -167,7 +167,7 @@ def checked_columns(dataset: h5py.Dataset) -> tuple[Columns, bool]:
     chunk, grid, file = np.array(dataset.chunks), grid_of(dataset), dataset.file
     chunks, known = math.prod(grid), corners_known(dataset)
     filters, nbytes = filters_of(dataset), math.prod(dataset.chunks or ()) * element_bytes(dataset)
-    records, end = records_of(dataset), os.fstat(file.id.get_vfd_handle()).st_size
+    records, end = records_of(dataset), identity_of(file).size
     corners, (masks, offsets, sizes) = records[:, : len(grid)], records[:, len(grid) :].T
     numbers = _chunk_numbers(dataset, corners, chunk, grid) if known else np.arange(len(records))
     ends = offsets + sizes
@@ -221,7 +221,7 @@ def _chunk_numbers(
 
 def records_of(dataset: h5py.Dataset) -> npt.NDArray[np.int64]:
     """The record of every written chunk, one row each: corner, filter mask, offset and size; 1 µs per chunk."""
-    records, path = array.array("q"), dataset.file.filename
+    records, path = array.array("q"), path_of(dataset.file)
 
     def add(info: Any) -> None:
         corner, mask, offset, size = info
@@ -240,7 +240,7 @@ def records_of(dataset: h5py.Dataset) -> npt.NDArray[np.int64]:
 def corrupt_error(
     dataset: h5py.Dataset, corner: Any, problem: str, of: str = "", row: int | None = None
 ) -> CorruptError:
-    path, name, chunk = dataset.file.filename, dataset.name or "", tuple(int(n) for n in corner)
+    path, name, chunk = path_of(dataset.file), dataset.name or "", tuple(int(n) for n in corner)
     what = f"{path}:{name}, chunk {chunk}{of}: {problem}; the file is damaged: restore it, or write the dataset again"
     return CorruptError(f"{what} from what can be read of it", file=path, dataset=name.strip("/"), row=row)
 
@@ -354,7 +354,7 @@ def check_unindexed(dataset: h5py.Dataset) -> None:
 
 def in_one_file(dataset: h5py.Dataset) -> bool:
     """Whether HDF5 stores a file as one file of the system, so that its offsets are offsets in that file."""
-    return bool(dataset.file.id.get_access_plist().get_driver() == h5py.h5fd.SEC2)
+    return is_mirrored(dataset.file) or bool(dataset.file.id.get_access_plist().get_driver() == h5py.h5fd.SEC2)
 
 
 def has_numpy_layout(dataset: h5py.Dataset) -> bool:
@@ -412,13 +412,15 @@ def _probes_match(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
     written = np.flatnonzero(index.offsets >= 0) if some_missing else range(len(index.offsets))
     if not len(written):
         return True
-    for number in {int(written[int(each)]) for each in np.linspace(0, len(written) - 1, PROBES)}:
+    probes = sorted({int(written[int(each)]) for each in np.linspace(0, len(written) - 1, PROBES)})
+    fetch(dataset.file, index.offsets[probes], index.sizes[probes].astype(np.int64))
+    for number in probes:
         place = np.unravel_index(number, index.grid)
         corner = tuple(int(n) * c for n, c in zip(place, index.shape, strict=True))
-        handle, size, offset = dataset.file.id.get_vfd_handle(), int(index.sizes[number]), int(index.offsets[number])
+        size, offset = int(index.sizes[number]), int(index.offsets[number])
         try:
             mask, stored = retry_once(functools.partial(read_chunk, dataset, corner))
-            found = retry_once(functools.partial(system.pread, handle, size, offset))
+            found = bytes_at(dataset.file, size, offset)
         except LIBRARY_ERRORS as error:
             if errno_of(error) in REMEDIES:
                 raise
@@ -442,8 +444,7 @@ def _edges_unfiltered(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
     edges = np.flatnonzero(~inside.ravel() & (index.masks == 0) & (index.offsets >= 0))
     if not len(edges) or (index.sizes[edges] != index.filters.nbytes).any():
         return False
-    handle, offset = dataset.file.id.get_vfd_handle(), int(index.offsets[edges[0]])
-    stored = retry_once(functools.partial(system.pread, handle, index.filters.nbytes, offset))
+    stored = bytes_at(dataset.file, index.filters.nbytes, int(index.offsets[edges[0]]))
     try:
         index.filters.decode(np.frombuffer(stored, np.uint8), 0)
     except CorruptError:
@@ -487,7 +488,7 @@ def _place(key: IndexKey) -> tuple[str, str, bytes]:
     """The key as text, the name of its file, and the first lines of that file."""
     import hashlib
 
-    real = os.path.realpath(key.path)  # all links to a file share one index
+    real = key.path if is_address(key.path) else os.path.realpath(key.path)  # all links to a file share one index
     digest = hashlib.blake2b(f"{real}\0{key.name}".encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
     properties = json.dumps({name: value for name, value in dataclasses.asdict(key).items() if name != "path"})
     head = f"lit_async_data: an index of chunks, version {VERSION}; may be deleted\n{properties}\n"

@@ -6,7 +6,6 @@ import array
 import dataclasses
 import logging
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -18,6 +17,7 @@ from lit_async_data.errors import ConfigError, CorruptError, FormatError, Missin
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.contract.source import EACH
+from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.hdf5.index.index import (
     ChunkIndex,
     IndexCache,
@@ -49,8 +49,9 @@ from lit_async_data.sources.hdf5.schema.encoded import (
 from lit_async_data.sources.hdf5.schema.field import IMAGE, VARIABLE, Field, check_options, chosen_groups, names_in
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset, axes, in_group, open_dataset
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
-from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors, context_of, h5py, open_h5py
-from lit_async_data.sources.hdf5.storage.open_file import FileIdentity, external_files, refuse_external_link
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors, context_of, h5py
+from lit_async_data.sources.hdf5.storage.handles import identity_of, open_h5py
+from lit_async_data.sources.hdf5.storage.open_file import external_files, refuse_external_link
 from lit_async_data.sources.local_files import natural
 
 Columns = dict[str, Array]  # what is known of a field: by name, an entry for each sample
@@ -70,8 +71,8 @@ def inspect_groups(path: str, request: PartRequest, cache: IndexCache) -> tuple[
     for key, field in request.fields.items():
         check_options({key: field}, ENCODED if field.decode else OPTIONS, f"where a {request.sample} is a sample")
     names_of = _names_of_samples(request)
-    with as_source_errors(path, "cannot be read", file=path), open_h5py(path) as file:
-        identity = FileIdentity.of(os.fstat(file.id.get_vfd_handle()))
+    with as_source_errors(path, "cannot be read", file=path), open_h5py(path, request.files) as file:
+        identity = identity_of(file)
         group = OpenGroup(file, path, "/", cache, allow_external=False)
         listed, kept_as = dict[str, Columns](), dict[str, IndexKey]()
         for key, each in request.fields.items():
@@ -468,7 +469,7 @@ def _as_one(group: OpenGroup, name: str, layout: str | None, names: Array, colum
 
 def _check_inside(group: OpenGroup, name: str, names: Array, index: ChunkIndex, ends: Indices) -> None:
     head = group.file.userblock_size
-    end = os.fstat(group.file.id.get_vfd_handle()).st_size
+    end = identity_of(group.file).size
     outside = (index.offsets >= 0) & ((index.offsets <= head) | (index.offsets + index.sizes > end))
     if outside.any():
         full = in_group(name, names, int(np.searchsorted(ends, outside.argmax(), side="right")))

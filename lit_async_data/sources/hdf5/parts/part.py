@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +16,8 @@ from lit_async_data.errors import ConfigError, CorruptError, FormatError, Missin
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
+from lit_async_data.sources.files.files import LOCAL, Files
+from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.hdf5.index.index import IndexCache
 from lit_async_data.sources.hdf5.parts.stored_field import (
     Span,
@@ -32,8 +33,9 @@ from lit_async_data.sources.hdf5.schema.categories import Coded, Conversion, as_
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 from lit_async_data.sources.hdf5.schema.field import Field, chosen_groups
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset, in_group, member_of, members
-from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, as_source_errors, h5py, open_h5py
-from lit_async_data.sources.hdf5.storage.open_file import ExternalFiles, FileIdentity
+from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, as_source_errors, h5py
+from lit_async_data.sources.hdf5.storage.handles import identity_of, open_h5py
+from lit_async_data.sources.hdf5.storage.open_file import ExternalFiles
 from lit_async_data.sources.table.labels import INEXACT
 
 # The dataset with the names of the input's parts, in a file that `pack` wrote without keeping them apart.
@@ -147,6 +149,7 @@ class PartRequest:
     stride: int
     allow_external: bool
     alone: bool = True  # whether there is one file
+    files: Files = LOCAL
     rate: Any = None  # rows per second, or the field that holds this number, if ``rows`` are seconds
 
 
@@ -260,10 +263,13 @@ class StoredPart:
         rows = self.own_rows
         return self.table_rows[rows if len(self.table_rows) > 1 else np.zeros_like(rows)]
 
-    def column(self, name: str, *, allow_external: bool) -> tuple[npt.NDArray[Any], Coded]:
+    def column(self, name: str, files: Files, *, allow_external: bool) -> tuple[npt.NDArray[Any], Coded]:
         """The value of a dataset with one axis for each sample; None where a category is missing."""
         where = f"{self.path}:/{name.strip('/')}"
-        with as_source_errors(where, "cannot be read", file=self.path, dataset=name), open_h5py(self.path) as file:
+        with (
+            as_source_errors(where, "cannot be read", file=self.path, dataset=name),
+            open_h5py(self.path, files) as file,
+        ):
             group = OpenGroup(file, self.path, self.group, IndexCache(None), allow_external)
             coded = find_coded(group, group.name(name))
             dataset, member = group.whole_member(f"/{coded.name.strip('/')}", "")
@@ -302,8 +308,8 @@ class StoredPart:
 
 
 def inspect_file(path: str, request: PartRequest, cache: IndexCache) -> tuple[FileIdentity, list[StoredPart]]:
-    with as_source_errors(path, "cannot be read", file=path), open_h5py(path) as file:
-        identity = FileIdentity.of(os.stat(path))
+    with as_source_errors(path, "cannot be read", file=path), open_h5py(path, request.files) as file:
+        identity = identity_of(file)
         first = OpenGroup(file, path, "/", cache, request.allow_external)
         groups = chosen_groups(file, path, request.group, allow_external=request.allow_external)
         return identity, [_inspect_part(first.beside(group), request) for group in groups]

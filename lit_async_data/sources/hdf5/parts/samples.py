@@ -17,14 +17,16 @@ import numpy.typing as npt
 from lit_async_data.errors import ConfigError, FormatError, MissingError, SourceError, few
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
+from lit_async_data.sources.files.files import Files
+from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.hdf5.index.index import IndexCache
 from lit_async_data.sources.hdf5.parts.part import StoredPart, row_numbers
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
 from lit_async_data.sources.hdf5.schema.categories import named, unknown_text
 from lit_async_data.sources.hdf5.schema.field import Field, FieldLike, check_options, whole_number
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset
-from lit_async_data.sources.hdf5.storage.failures import as_source_errors, open_h5py
-from lit_async_data.sources.hdf5.storage.open_file import FileIdentity
+from lit_async_data.sources.hdf5.storage.failures import as_source_errors
+from lit_async_data.sources.hdf5.storage.handles import open_h5py
 from lit_async_data.sources.local_files import Exclude, StoredSamples, kept_samples
 from lit_async_data.sources.table.embedded import EmbeddedFiles
 from lit_async_data.sources.table.formats import NoColumnError, is_number, is_text_list, numpy_values, quoted
@@ -44,12 +46,20 @@ _log = logging.getLogger(__name__)
 
 class JoinedTable:
     def __init__(
-        self, table: Any, on: On | None, unmatched: Unmatched, filters: Any, fields: Mapping[str, Field]
+        self,
+        table: Any,
+        on: On | None,
+        unmatched: Unmatched,
+        filters: Any,
+        fields: Mapping[str, Field],
+        *,
+        files: Files,
     ) -> None:
+        self._files = files
         if unmatched not in ("error", "skip"):
             raise ConfigError(f"{unmatched!r} is not one of error, skip", "unmatched")
         self._column, self._what = _column_and_what(on)
-        self._skip, self._reader = unmatched == "skip", TableReader(table, filters)
+        self._skip, self._reader = unmatched == "skip", TableReader(files.copied(table), filters)
         # The fields that are columns of the table.
         self.fields = {key: field for key, field in fields.items() if not field.attr and self._find(field.dataset)}
         check_options(self.fields, OPTIONS, "to a column of the table")
@@ -179,7 +189,7 @@ class JoinedTable:
         return np.asarray(numpy_values(table.array(name))[np.concatenate([part.rows_of_table() for part in parts])])
 
     def _refuse_both(self, name: str, part: StoredPart) -> None:
-        with as_source_errors(part.path, "cannot be read", file=part.path), open_h5py(part.path) as file:
+        with as_source_errors(part.path, "cannot be read", file=part.path), open_h5py(part.path, self._files) as file:
             group = OpenGroup(file, part.path, part.group_of(0), IndexCache(None), allow_external=True)
             if group.node(group.name(name)) is not None:
                 what = f"{part}: {name!r} is a dataset, and a column of {self._table.origin.name}; rename the column"

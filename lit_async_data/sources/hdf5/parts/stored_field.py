@@ -39,6 +39,7 @@ from lit_async_data.sources.hdf5.schema.encoded import (
 from lit_async_data.sources.hdf5.schema.field import VARIABLE, Field, changed
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset
 from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, context_of, h5py
+from lit_async_data.sources.hdf5.storage.handles import path_of
 
 Span = tuple[int, int]
 # The largest size of a lookup table. One per file is kept in memory.
@@ -292,7 +293,7 @@ def _lookup_table(group: OpenGroup, stored: StoredDataset, column: int | None, w
 
 
 def _packing(dataset: h5py.Dataset, field: Field, where: str) -> Packing:
-    path, name = dataset.file.filename, str(dataset.name)
+    path, name = path_of(dataset.file), str(dataset.name)
     context = context_of(path, name)
     if dataset.dtype.kind not in "iuf":
         raise FormatError(f"holds {dataset.dtype}, which mask_and_scale does not apply to; leave it out", **context)

@@ -17,11 +17,13 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import Array, BatchSpec
 from lit_async_data.errors import FormatError, SourceError
-from lit_async_data.order.chunk_order import ChunkExtents, distinct_of
+from lit_async_data.order.chunk_order import ChunkExtents
 from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.checks import first_good
 from lit_async_data.sources.contract.source import MemoryNeeds, Reading, slowest
+from lit_async_data.sources.files.files import Files
+from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.hdf5.parts.part import ChunkGrouping, StoredPart
 from lit_async_data.sources.hdf5.parts.samples import with_samples
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
@@ -47,7 +49,7 @@ from lit_async_data.sources.hdf5.schema.categories import MISSING, UNLISTED
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges, of_row
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.storage.failures import source_error
-from lit_async_data.sources.hdf5.storage.open_file import FileIdentity, OpenFile, OpenFiles
+from lit_async_data.sources.hdf5.storage.open_file import OpenFile, OpenFiles
 from lit_async_data.sources.images.image import Alignment, Places
 
 T = TypeVar("T")
@@ -128,6 +130,8 @@ class PartReader:
         return self._file.cold
 
     def decode(self, samples: Indices, chunk_group: ChunkGroup | None) -> None:
+        if self._file.remote:
+            self.fetch(samples)  # all at once
         for reader, own in self._with_rows(samples):
             reader.decode(own, None, chunk_group)
 
@@ -182,7 +186,8 @@ class PartReaders:
     def __init__(
         self,
         stored: Sequence[StoredPart],
-        files: Mapping[str, FileIdentity],
+        identities: Mapping[str, FileIdentity],
+        files: Files,
         grouping: ChunkGrouping,
         grouping_key: str,
         *,
@@ -191,15 +196,15 @@ class PartReaders:
         self._stored, self._grouping, self._grouping_key = stored, grouping, grouping_key
         # The first sample of each part, and the end of the last.
         self.starts = np.cumsum([0] + [part.anchors.count for part in stored])
-        external: dict[str, set[Any]] = {path: set() for path in files}
+        external: dict[str, set[Any]] = {path: set() for path in identities}
         for part in stored:
             external[part.path].update(part.external)
-        numbers = {path: number for number, path in enumerate(files)}
+        numbers = {path: number for number, path in enumerate(identities)}
         self._file_of = [numbers[part.path] for part in stored]
         self._files = OpenFiles(
             [
-                OpenFile(path, identity, external=tuple(external[path]), mapped=mapped)
-                for path, identity in files.items()
+                OpenFile(path, identity, files, external=tuple(external[path]), mapped=mapped)
+                for path, identity in identities.items()
             ]
         )
         self.cache = ChunkCache()
@@ -240,15 +245,6 @@ class PartReaders:
                 for key, view in views.items():
                     out[key][places] = view
 
-    def _with_group(self, samples: Indices) -> Indices:
-        """These samples and all others of their groups, if a group may read several chunks."""
-        if self._layout is None or not samples.size:
-            return samples
-        firsts, counts = self._layout.extents(distinct_of(self._layout.chunks_of(samples)))
-        ends = np.cumsum(counts)
-        grouped: Indices = np.arange(ends[-1]) + np.repeat(firsts - (ends - counts), counts)
-        return grouped
-
     def by_part(self, samples: Indices) -> list[tuple[int, Indices]]:
         return grouped(np.searchsorted(self.starts, samples, side="right") - 1)
 
@@ -285,7 +281,9 @@ class PartReaders:
         return any(self._of_each_part(samples, PartReader.fetch))
 
     def decode(self, samples: Indices, chunk_group: ChunkGroup | None) -> None:
-        self._of_each_part(self._with_group(samples), functools.partial(PartReader.decode, chunk_group=chunk_group))
+        if self._layout is not None and samples.size:  # a group may read several chunks
+            samples = self._layout.whole(samples)
+        self._of_each_part(samples, functools.partial(PartReader.decode, chunk_group=chunk_group))
 
     def _of_each_part(self, samples: Indices, call: Callable[[PartReader, Indices], T]) -> list[T]:
         return [self._during(part, call, samples[where] - self.starts[part]) for part, where in self.by_part(samples)]

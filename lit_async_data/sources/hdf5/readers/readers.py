@@ -24,7 +24,7 @@ from lit_async_data.sources.hdf5.schema.encoded import StoredImages, StoredRange
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors
-from lit_async_data.sources.hdf5.storage.open_file import HEAD, OpenFile
+from lit_async_data.sources.hdf5.storage.open_file import GlobalHeap, OpenFile
 from lit_async_data.sources.images.image import Shown
 from lit_async_data.sources.local_files import retry_once
 
@@ -79,10 +79,23 @@ class StridedReader(FileReader):
     def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
         stored = self._stored
         assert stored.offset is not None
+        if self._file.remote:
+            self._file.need(*self._pieces(rows))
         raw = self._file.map(random_access=False)[stored.offset : stored.offset + stored.nbytes]
         table = np.moveaxis(raw.view(stored.dtype).reshape(stored.shape), stored.axis, 0)
         for first, end, where in runs(rows):
             out[where] = table[first:end]
+
+    def fetch(self, rows: Indices, _: Indices | None, /) -> bool:
+        return self._file.remote and self._file.fetch(*self._pieces(rows))
+
+    def _pieces(self, rows: Indices) -> tuple[Indices, int]:
+        """Where the values of single rows lie: a piece for each place on the axes before that of the samples."""
+        stored = self._stored
+        assert stored.offset is not None
+        size = math.prod(stored.shape[stored.axis + 1 :]) * stored.dtype.itemsize
+        places = np.arange(math.prod(stored.shape[: stored.axis]))[:, None] * stored.shape[stored.axis] + rows
+        return stored.offset + places.ravel() * size, size
 
 
 class KeptReader(Reader):
@@ -350,8 +363,8 @@ class SequenceReader(Reader):
         return value.view(self._sequences.dtype)
 
     def _pieces(self, rows: Indices) -> tuple[Indices, Indices]:
-        lengths, addresses, _ = self._sequences.references[rows].T
-        return addresses, lengths + 2 * HEAD
+        heap: GlobalHeap = self._sequences.heap
+        return heap.pieces(self._sequences.references[rows], remote=self._file.remote)
 
 
 class GroupSequenceReader(SequenceReader):
@@ -458,8 +471,7 @@ class ImageReader(Reader):
             return cold
         stored = np.empty((len(rows), self._stored.shape[1]), np.uint8)
         self._rows.read(rows, stored)
-        lengths, addresses, _ = heap.references(stored).T
-        return self._file.fetch(addresses, lengths + 2 * HEAD) or cold
+        return self._file.fetch(*heap.pieces(heap.references(stored), remote=self._file.remote)) or cold
 
     def decode(self, firsts: Indices, counts: Indices | None, chunk_group: ChunkGroup | None, /) -> None:
         if self._rows is not None:

@@ -66,6 +66,8 @@ class RawReader(Reader):
         apart = not out.flags.c_contiguous
         cut = pieces(firsts, counts, self._chunk_rows)
         begins = self._offsets(cut.chunk * self._chunk_rows + cut.inside)
+        if self._file.remote:
+            self._file.need(begins, cut.rows * self._row_bytes)
         uniform = len(begins) > 0 and bool((cut.rows == cut.rows[0]).all()) and bool((begins >= 0).all())
         if uniform and self._mapped and not apart:
             gather_windows(self._file.map(), begins, target.reshape(len(begins), -1))
@@ -108,6 +110,8 @@ class RawReader(Reader):
 
     def _gather(self, rows: Indices, out: Bytes) -> None:
         stored = self._stored
+        if self._file.remote:
+            self._file.need(self._offsets(rows), self._row_bytes)
         if stored.offset is not None and self._mapped and out.flags.c_contiguous:
             # As bytes, since numpy would copy an unaligned table; mode="clip", since "raise" gathers into a buffer.
             table = self._file.map()[stored.offset : stored.offset + self._nbytes]

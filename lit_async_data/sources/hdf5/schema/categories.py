@@ -31,6 +31,7 @@ from lit_async_data.sources.hdf5.schema.inspect import (
     member_of,
 )
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, context_of, h5py
+from lit_async_data.sources.hdf5.storage.handles import path_of
 from lit_async_data.sources.table.labels import INEXACT, MOST_CLASSES
 
 # Marks of a `Numbering` until values are checked: a missing value, a name that is no class, a number without a name.
@@ -347,7 +348,7 @@ def attribute(dataset: h5py.Dataset, name: str, default: Any = None) -> Any:
         return default
     value = np.asarray(dataset.attrs[name]).reshape(-1)
     if value.size != 1 or (name != "_Unsigned" and value.dtype.kind not in "iuf"):
-        path, what = dataset.file.filename, f"its attribute {name} is {dataset.attrs[name]!r}, not one number"
+        path, what = path_of(dataset.file), f"its attribute {name} is {dataset.attrs[name]!r}, not one number"
         what = f"{path}:{dataset.name}: {what}; correct it, or leave out mask_and_scale"
         raise FormatError(what, file=path, dataset=dataset.name)
     single = value[0]

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data import system
 from lit_async_data.batch.spec import TENSOR_TYPES, Bytes, FieldSpec
 from lit_async_data.errors import CorruptError, FormatError, SourceError
 from lit_async_data.order.permutation import Indices
@@ -28,6 +27,7 @@ from lit_async_data.sources.hdf5.storage.failures import (
     context_of,
     h5py,
 )
+from lit_async_data.sources.hdf5.storage.handles import bytes_at, path_of
 from lit_async_data.sources.hdf5.storage.open_file import GlobalHeap, refuse_external_link
 from lit_async_data.sources.images.image import ImageDecoder
 from lit_async_data.sources.local_files import natural
@@ -266,21 +266,21 @@ def _references(group: OpenGroup, stored: StoredDataset, dataset: h5py.Dataset, 
     key = dataclasses.replace(IndexKey.of(dataset), name=f"{dataset.name} references")
     found = group.cache.load(key) if dataset.chunks else None
     if found is None:
-        found = {"references": heap.references(_stored_references(stored, dataset.file.id.get_vfd_handle())).ravel()}
+        found = {"references": heap.references(_stored_references(stored, dataset.file)).ravel()}
         if dataset.chunks:
             group.cache.store(key, found)
     return found["references"].reshape(-1, 3)
 
 
-def _stored_references(stored: StoredDataset, file: int) -> Bytes:
+def _stored_references(stored: StoredDataset, file: h5py.File) -> Bytes:
     """The references as bytes, shape (rows, bytes). They are read without libhdf5, which would follow them."""
     index = stored.index
     if stored.offset is not None:
-        return np.frombuffer(system.pread(file, stored.nbytes, stored.offset), np.uint8).reshape(stored.shape)
+        return np.frombuffer(bytes_at(file, stored.nbytes, stored.offset), np.uint8).reshape(stored.shape)
     assert index is not None
     chunks = np.zeros((len(index.offsets), math.prod(index.shape)), np.uint8)
     for number in np.flatnonzero(index.offsets >= 0).tolist():
-        data = system.pread(file, int(index.sizes[number]), int(index.offsets[number]))
+        data = bytes_at(file, int(index.sizes[number]), int(index.offsets[number]))
         try:
             decoded = index.filters.decode(np.frombuffer(data, np.uint8), int(index.masks[number]))
         except CorruptError as error:
@@ -336,7 +336,7 @@ def inspect_images(group: OpenGroup, field: Field) -> StoredImages:
         elif stored.offset is not None and node.dtype.kind != "O":
             begin = stored.offset + row * size
         if begin >= 0:  # not by h5py, which cuts text at a zero
-            return system.pread(node.file.id.get_vfd_handle(), size, begin)
+            return bytes_at(node.file, size, begin)
         if stored.names is not None:
             return np.asarray(node.file[stored.dataset(row)][()]).tobytes()
         data = np.asarray(node[row if known is None else slice(begins[row], begins[row] + known[row])]).tobytes()
@@ -370,8 +370,8 @@ def _inspect_group(group: OpenGroup, name: str) -> StoredDataset:
     names, context = sorted(node, key=natural), context_of(group.path, name)
     if not names:
         raise NoSamplesError("holds no images; leave it out", **context)
-    if node.file.filename != group.file.filename:
-        raise FormatError(f"is in {node.file.filename}; give that file as path", **context)
+    if node.file != group.file:
+        raise FormatError(f"is in {path_of(node.file)}; give that file as path", **context)
     found = {each: place_of_image(group, node.id, name, each) for each in names}
     for each in (each for each, place in found.items() if place is None):
         context["place"] += f"/{each}"

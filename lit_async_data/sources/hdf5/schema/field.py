@@ -19,10 +19,11 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import TENSOR_TYPES
 from lit_async_data.errors import ConfigError, FormatError, MissingError
 from lit_async_data.options import check_names, explains_names
+from lit_async_data.sources.files.files import Files
 from lit_async_data.sources.hdf5.storage.failures import h5py
 from lit_async_data.sources.hdf5.storage.open_file import refuse_external_link
 from lit_async_data.sources.images.image_shape import ImageOptions, ImageShape
-from lit_async_data.sources.local_files import files_matching, folder_of, is_pattern, local_path, natural
+from lit_async_data.sources.local_files import folder_of, is_pattern, natural
 
 _INSTEAD = {
     "columns": "one column is column=…; several datasets as channels are a list of names",
@@ -323,7 +324,7 @@ PathLike = str | os.PathLike[str]
 FieldLike = str | Field | Mapping[str, Any] | Sequence[str | Field | Mapping[str, Any]]
 
 
-def chosen_files(path: PathLike | Sequence[PathLike]) -> dict[str, str]:
+def chosen_files(path: PathLike | Sequence[PathLike], files: Files) -> dict[str, str]:
     """The files of a path, a glob or a list of these: their names by absolute path.
 
     A name stays the same when files are added, or all are moved: it is the path below the folder of the glob, or the
@@ -333,10 +334,10 @@ def chosen_files(path: PathLike | Sequence[PathLike]) -> dict[str, str]:
     if not isinstance(given, Sequence) or not given or not all(p and isinstance(p, str | os.PathLike) for p in given):
         raise ConfigError(f"{path!r} is not a file, a glob or a list of these", "path")
     chosen: dict[str, str] = {}
-    for item in map(local_path, given):
+    for item in map(files.named, given):
         pattern = is_pattern(item)
         folder = folder_of(item) if pattern else os.path.dirname(item)
-        for file in files_matching(item) if pattern else [item]:
+        for file in files.matching(item) if pattern else [item]:
             if file in chosen:
                 raise ConfigError(f"{file} is named twice, so its samples would count twice; name it once", "path")
             chosen[file] = os.path.relpath(file, folder)

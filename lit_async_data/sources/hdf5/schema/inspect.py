@@ -13,7 +13,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data import system
 from lit_async_data.batch.spec import TENSOR_TYPES, Array, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError, few
 from lit_async_data.sources.contract.checks import FIRST_SAMPLES
@@ -33,6 +32,7 @@ from lit_async_data.sources.hdf5.index.index import (
 )
 from lit_async_data.sources.hdf5.storage.codecs import available, check_filters, filters_of
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, NoSamplesError, context_of, h5py
+from lit_async_data.sources.hdf5.storage.handles import bytes_at
 from lit_async_data.sources.hdf5.storage.open_file import ExternalFiles, external_files, refuse_external_link
 from lit_async_data.sources.images.formats import FORMATS
 from lit_async_data.sources.local_files import retry_once
@@ -479,10 +479,9 @@ def _is_verified(dataset: h5py.Dataset, offset: int) -> bool:
     values = min(dataset.shape[-1], PROBED_VALUES)
     last = offset + (math.prod(dataset.shape) - values) * size
     ends = ((0, slice(0, values), offset), (-1, slice(dataset.shape[-1] - values, None), last))
-    handle = dataset.file.id.get_vfd_handle()
     for corner, span, at in ends:
         line = retry_once(functools.partial(dataset.__getitem__, (*(corner,) * (dataset.ndim - 1), span)))
-        found = np.frombuffer(retry_once(functools.partial(system.pread, handle, values * size, at)), record)
+        found = np.frombuffer(bytes_at(dataset.file, values * size, at), record)
         line = line.astype(dataset.dtype, copy=False)
         for path in members(record).values():
             if member_of(found, path).tobytes() != member_of(line, path).tobytes():

@@ -1,6 +1,6 @@
 """Turns errors of h5py, numpy and the system into errors of this package, which name the file and the remedy.
 
-`open_h5py` and `open_raw` open regular files only: a pipe would block them for ever.
+`open_local` and `open_raw` open regular files only: a pipe would block them for ever.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import errno
 import io
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from lit_async_data import system
@@ -93,7 +93,7 @@ def as_source_errors(
         raise source_error(error, where, problem, file=file, dataset=dataset, row=row) from error
 
 
-def open_h5py(path: str) -> h5py.File:
+def open_local(path: str) -> h5py.File:
     try:
         status = os.stat(path)
     except OSError as error:
@@ -106,7 +106,7 @@ def open_h5py(path: str) -> h5py.File:
     except LIBRARY_ERRORS as error:
         if errno_of(error) in REMEDIES:
             raise source_error(error, path, "cannot be opened", file=path) from error
-        raise FormatError(f"{path}: {_why_not_hdf5(path, error)}: {error}", file=path) from error
+        raise FormatError(f"{path}: {why_not_hdf5(path, error, lambda: _head(path))}: {error}", file=path) from error
 
 
 def open_raw(path: str) -> io.FileIO:
@@ -135,14 +135,18 @@ def _refuse_irregular(path: str, status: os.stat_result) -> None:
     raise FormatError(f"{path}: {problem}", file=path)
 
 
-def _why_not_hdf5(path: str, error: BaseException) -> str:
+def _head(path: str) -> bytes:
+    with open_raw(path) as file:
+        return file.read(HEAD_BYTES)
+
+
+def why_not_hdf5(path: str, error: BaseException, read: Callable[[], bytes]) -> str:
     if errno_of(error) == errno.EAGAIN:  # it has locked the file
         return (
             "is open for writing in another process; wait until it is closed. If no process has it open, its file "
             f"server (NFS, Lustre) keeps the lock of one that is gone: {_UNLOCKED}"
         )
-    with open_raw(path) as file:
-        head = file.read(HEAD_BYTES)
+    head = read()
     if head.startswith(NETCDF3):
         return f"is a classic NetCDF file (format 3), not HDF5; convert it with nccopy -k nc4 {path} new.nc"
     if head.startswith(SIGNATURE):

@@ -18,7 +18,7 @@ import struct
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,61 +27,21 @@ from lit_async_data import system
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.errors import ChangedError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.files.files import LOCAL, Files
+from lit_async_data.sources.files.identity import FileIdentity
+from lit_async_data.sources.files.mirrored import MirroredFile
 from lit_async_data.sources.hdf5.storage.codecs import check_filters
 from lit_async_data.sources.hdf5.storage.failures import (
     LIBRARY_ERRORS,
     as_source_errors,
     context_of,
     h5py,
-    open_h5py,
     open_raw,
     source_error,
 )
+from lit_async_data.sources.hdf5.storage.handles import identity_of, open_h5py, path_of
 from lit_async_data.sources.local_files import errno_of, retry_once
 from lit_async_data.system import ProcessGuard, is_cold
-
-
-class FileIdentity(NamedTuple):
-    device: int
-    inode: int
-    size: int
-    mtime_ns: int  # time of the last write, unless a program (rsync, touch, tar) has set it
-    ctime_ns: int  # time of the last change to content, permissions or names, which no program can set
-    links: int  # names of the file
-
-    @classmethod
-    def of(cls, status: os.stat_result) -> FileIdentity:
-        return cls(
-            status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_nlink
-        )
-
-    @property
-    def state(self) -> tuple[int, int, int, int]:
-        """What tells whether the file has changed, on any machine."""
-        return self.inode, self.size, self.mtime_ns, self.ctime_ns
-
-    def difference(self, now: FileIdentity, path: str) -> str | None:
-        """What happened to the file since, for messages; None if only its names have changed, or nothing.
-
-        A new or a removed name sets the ctime, and so does renaming, after which ``path`` does not lead to the file.
-        """
-        if (now.device, now.inode) != (self.device, self.inode):
-            return "was replaced by another file"
-        if now.size != self.size:
-            return f"{'shrank' if now.size < self.size else 'grew'} from {self.size} to {now.size} bytes"
-        if now.mtime_ns != self.mtime_ns:
-            return "was written to"
-        if now.ctime_ns == self.ctime_ns or now.links != self.links or not now._is_at(path):
-            return None
-        return "was written to and its modification time set back, or its permissions or owner were changed,"
-
-    def _is_at(self, path: str) -> bool:
-        try:
-            status = os.stat(path)
-        except OSError:
-            return False
-        return (status.st_dev, status.st_ino) == (self.device, self.inode)
-
 
 ExternalFiles = tuple[tuple[str, FileIdentity], ...]
 # libhdf5 follows 16.
@@ -93,7 +53,7 @@ _HARD = 0  # H5L_TYPE_HARD
 
 def refuse_external_link(file: h5py.File, name: str) -> None:
     """Refuse a name that leads into another file, before libhdf5 opens that: a pipe would block it for ever."""
-    here, context = file.filename, context_of(file.filename, name)
+    here, context = path_of(file), context_of(path_of(file), name)
     folder, place, left, links = os.path.dirname(here), "", name.split("/"), 0
     while left and links < MOST_LINKS:
         part, *left = left
@@ -124,7 +84,7 @@ def external_files(dataset: h5py.Dataset, file: h5py.File, name: str, *, allowed
     They must be allowed, hold all values when the source is built, and are checked by every read: where one is missing
     or too short, libhdf5 silently reads other values.
     """
-    context = context_of(file.filename, name)
+    context = context_of(path_of(file), name)
     if not allowed:
         _refuse(dataset, context)
         return ()
@@ -234,6 +194,7 @@ def _absent(path: str, name: str, context: dict[str, Any]) -> MissingError:
 # Bytes before the objects of a collection, and before the values of each object.
 HEAD = 16
 SIGNATURE = b"GCOL\x01"
+MOST_SHARED = 2**16  # bytes of a collection of several objects
 _INTEGERS = {2: "H", 4: "I", 8: "Q"}  # by their bytes, as struct calls them
 
 
@@ -245,8 +206,7 @@ class GlobalHeap:
 
     @classmethod
     def of(cls, file: Any) -> GlobalHeap:
-        handle = file.id.get_vfd_handle()
-        return cls(file.id.get_create_plist().get_sizes()[1], file.userblock_size, os.fstat(handle).st_size)
+        return cls(file.id.get_create_plist().get_sizes()[1], file.userblock_size, identity_of(file).size)
 
     def references(self, stored: Bytes) -> Indices:
         """Bytes of a value, offset of its collection (−1: outside of the file), and number in that; int64, (n, 3)."""
@@ -257,6 +217,14 @@ class GlobalHeap:
         outside = (found[:, 1] < 0) | (found[:, 1] > self.end - self.begin - 2 * HEAD)
         found[:, 1] = np.where(outside, -1, found[:, 1] + self.begin)
         return found
+
+    @staticmethod
+    def pieces(references: Indices, *, remote: bool) -> tuple[Indices, Indices]:
+        """Where to read the values of references, and how many bytes: if ``remote``, with all that is read for them."""
+        lengths, addresses, numbers = references.T
+        sizes = lengths + 2 * HEAD
+        # To find another than the first object, all before it are read.
+        return addresses, np.where(numbers > 1, np.maximum(sizes, MOST_SHARED), sizes) if remote else sizes
 
     def value(self, reference: list[int], read: Callable[[int, int], Bytes], where: str) -> Bytes:
         """The bytes that a reference leads to, or a `CorruptError` that begins with ``where``."""
@@ -312,23 +280,43 @@ _log = logging.getLogger(__name__)
 class _Handles:
     """What is open of one file. It closes when nobody refers to it, so a reader holds it until it has read."""
 
-    def __init__(self, file: io.FileIO) -> None:
-        self.descriptor = file.fileno()
+    def __init__(self, file: io.FileIO | MirroredFile) -> None:
+        self.mirrored = file if isinstance(file, MirroredFile) else None
+        self.descriptor = file.mirror.descriptor if isinstance(file, MirroredFile) else file.fileno()
         self.process = ProcessGuard()
         self.maps: dict[bool, npt.NDArray[np.uint8]] = {}
         self.h5py: h5py.File | None = None
         self.datasets: dict[str, h5py.Dataset] = {}
-        weakref.finalize(self, file.close)
+        if isinstance(file, MirroredFile):
+            self.maps = dict.fromkeys((False, True), file.mirror.map)
+        else:
+            weakref.finalize(self, file.close)
 
 
 class OpenFile:
-    """The handles on one file, opened on first use."""
+    """The handles on one file, opened on first use.
 
-    def __init__(self, path: str, identity: FileIdentity, *, external: ExternalFiles = (), mapped: bool = True) -> None:
+    Attributes:
+        path: Path or address.
+        mapped: Whether small pieces are read by a map.
+        remote: Whether bytes come from a mirror, which must `need` them before they are read by a map.
+        cold: Whether the last probe for samples found a piece that is not in memory.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        identity: FileIdentity,
+        files: Files = LOCAL,
+        *,
+        external: ExternalFiles = (),
+        mapped: bool = True,
+    ) -> None:
         self.path = path
         self.mapped = mapped
+        self.remote, self._files = not files.is_local(path), files
         self._identity, self._external = identity, external
-        self.cold = True  # whether the last probe for samples found a piece that is not in memory
+        self.cold = True
         self._opening, self._fetching = threading.Lock(), threading.Lock()  # a thread may be stuck in them
         # The handles, if any. Closing replaces the list, so a thread that is opening the file keeps nothing open.
         self._kept: list[_Handles] = []
@@ -351,6 +339,9 @@ class OpenFile:
     def _checked(self, read: Callable[[], T]) -> T:
         handles = self._opened()
         try:
+            if handles.mirrored is not None:  # its answers are checked
+                with handles.mirrored.mirror.reading():
+                    return read()
             self.check()
             try:
                 found = read()
@@ -369,8 +360,12 @@ class OpenFile:
             with self._opening:
                 kept = self._kept
                 if not kept:
-                    handles = _Handles(open_raw(self.path))
-                    self._refuse_changed(handles.descriptor)
+                    mirrored = self._files.opened(self.path)
+                    handles = _Handles(mirrored or open_raw(self.path))
+                    if mirrored is None:
+                        self._refuse_changed(handles.descriptor)
+                    else:
+                        _refuse_changed(self.path, self._identity, mirrored.identity)
                     self._last = weakref.ref(handles)
                     kept.append(handles)
                 return kept[0]
@@ -381,9 +376,6 @@ class OpenFile:
                 file=self.path,
             )
         return handles
-
-    def descriptor(self) -> int:
-        return self._opened().descriptor
 
     def check(self) -> None:
         self._refuse_changed(self._opened().descriptor)
@@ -421,9 +413,11 @@ class OpenFile:
 
         Offsets are negative for pieces that were never written.
         """
-        there = offsets >= 0
+        handles, there = self._opened(), offsets >= 0
         begins, ends = offsets[there], (offsets + sizes)[there]
-        descriptor = self.descriptor()
+        if handles.mirrored is not None:
+            return handles.mirrored.fetch(begins, ends)
+        descriptor = handles.descriptor
         if not any(is_cold(descriptor, at) for at in begins[:: max(len(begins) // PROBES, 1)].tolist()):
             return False
         pieces = _merged(begins, ends)
@@ -434,7 +428,15 @@ class OpenFile:
                     os.posix_fadvise(descriptor, begin, min(MAX_FETCH_BYTES, end - begin), os.POSIX_FADV_WILLNEED)
         return True
 
+    def need(self, offsets: Indices, sizes: Indices | int) -> None:
+        """Wait until pieces are in the mirror; those of other files are always there. As for `fetch`."""
+        mirrored, there = self._opened().mirrored, offsets >= 0
+        if mirrored is not None:
+            mirrored.need(offsets[there], (offsets + sizes)[there])
+
     def read_at(self, offset: int, out: npt.NDArray[np.uint8]) -> None:
+        if self.remote:
+            self._need_one(offset, out.nbytes)
         handles, view, done = self._opened(), out.data, 0
         while done < len(view):
             begin = offset + done
@@ -448,6 +450,12 @@ class OpenFile:
                 raise ChangedError(f"{self.path}: {what}; build the source again", file=self.path)
             done += got
 
+    def _need_one(self, offset: int, size: int) -> None:
+        """In a tenth of the time of `need` if the piece is there."""
+        mirrored = self._opened().mirrored
+        if mirrored is not None and not mirrored.mirror.holds(offset, offset + size):
+            self.need(np.array([offset]), size)
+
     def bytes_at(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
         """The bytes at an offset: a view of the map if they are few and maps are allowed, else a copy."""
         return next(self.pieces((offset,), (size,)))
@@ -455,9 +463,14 @@ class OpenFile:
     def pieces(self, offsets: Sequence[int], sizes: Sequence[int]) -> Iterator[npt.NDArray[np.uint8]]:
         """Yields the bytes at each of several offsets, as `bytes_at` returns them."""
         mapped = self.map() if self.mapped and min(sizes, default=0) < PREAD_CHUNK_BYTES else None
+        if self.remote and len(offsets) == 1:
+            self._need_one(offsets[0], sizes[0])
+        elif self.remote:
+            self.need(np.array(offsets, np.int64), np.array(sizes, np.int64))
         for offset, size in zip(offsets, sizes, strict=True):
             if mapped is not None and size < PREAD_CHUNK_BYTES:
-                yield mapped[offset : offset + size]
+                piece = mapped[offset : offset + size]
+                yield piece.copy() if self.remote else piece  # a cached chunk may keep it, and a mirror frees its bytes
             else:
                 found = np.empty(size, np.uint8)
                 self.read_at(offset, found)
@@ -469,9 +482,9 @@ class OpenFile:
         with self._opening:
             file = handles.h5py
             if file is None:
-                file = open_h5py(self.path)
+                file = open_h5py(self.path, self._files)
                 # h5py opens by path, which may lead to another file than the descriptor by now.
-                self._refuse_changed(file.id.get_vfd_handle())
+                _refuse_changed(self.path, self._identity, identity_of(file))
                 weakref.finalize(handles, file.close).atexit = False
                 handles.h5py = file
             if name in handles.datasets:

@@ -16,7 +16,8 @@ from support.sources.oracle import read
 from lit_async_data import AsyncLoader, CorruptError, FormatError, HDF5Source, MissingError, SourceError
 from lit_async_data.sources import local_files
 from lit_async_data.sources.hdf5.storage import open_file
-from lit_async_data.sources.hdf5.storage.failures import open_h5py, open_raw, source_error
+from lit_async_data.sources.hdf5.storage.failures import open_raw, source_error
+from lit_async_data.sources.hdf5.storage.handles import open_h5py
 
 pytestmark = pytest.mark.usefixtures("pauses")
 

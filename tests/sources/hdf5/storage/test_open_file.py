@@ -24,10 +24,11 @@ from lit_async_data.engine.pipeline.sample_reader import Ahead
 from lit_async_data.errors import CorruptError
 from lit_async_data.order.due import Shares
 from lit_async_data.order.plan import BatchIndex
+from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.hdf5.readers.part_reader import PartReader
 from lit_async_data.sources.hdf5.storage import open_file
 from lit_async_data.sources.hdf5.storage import open_file as readahead
-from lit_async_data.sources.hdf5.storage.open_file import FileIdentity, GlobalHeap
+from lit_async_data.sources.hdf5.storage.open_file import GlobalHeap
 from lit_async_data.testing import ArraySource
 
 
@@ -92,7 +93,7 @@ def test_closing_does_not_wait_for_a_thread_that_is_stuck_opening_the_file(h5, m
     path = h5(data={"data": np.arange(8.0), "scaleoffset": 2})  # which h5py reads
     source, read_values, in_time = HDF5Source(path, ["data"]), [], []
     begun, back, whole = threading.Event(), threading.Event(), getattr(open_file, opens)
-    monkeypatch.setattr(open_file, opens, lambda path: (begun.set(), in_time.append(back.wait(20)), whole(path))[2])
+    monkeypatch.setattr(open_file, opens, lambda *given: (begun.set(), in_time.append(back.wait(20)), whole(*given))[2])
     thread = threading.Thread(target=lambda: read_values.extend(read(source, [3])["data"]))
     thread.start()
     try:

@@ -1,0 +1,356 @@
+"""`Store`: where objects lie, in a bucket, behind a web server, or below any filesystem of fsspec.
+
+Each answer is checked: its length, its place, and the version of the object. obstore compares the first two; fsspec's
+filesystems accept a whole object as a range, and a shorter range as a full one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import datetime as dt
+import functools
+import os
+import re
+import urllib.parse
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from lit_async_data import system
+from lit_async_data.errors import AsyncDataError, ChangedError, ConfigError, FormatError, MissingError, StoreError
+from lit_async_data.sources.files.identity import FileIdentity
+from lit_async_data.sources.files.transport import forked
+from lit_async_data.sources.local_files import files_matching, natural, opening, retry_once
+from lit_async_data.system import Lazy, ProcessGuard
+
+obstore, fsspec = Lazy("obstore"), Lazy("fsspec")
+exceptions, stores = Lazy("obstore.exceptions"), Lazy("obstore.store")
+
+
+class Version(NamedTuple):
+    """Which state of an object its answers must be of."""
+
+    size: int
+    tag: str  # its ETag; of a server that sends none, the time of its last change
+    strong: bool  # whether the server compares the tag with that of each request
+    identity: FileIdentity | None = None  # of a file on a mount
+
+
+_ADDRESS = re.compile(r"(\w+::)*[A-Za-z][A-Za-z0-9+.\-]+://")
+# Schemes that obstore reads; fsspec reads the others.
+_BUCKETS, _WEB = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss"), ("http", "https")
+
+
+def is_address(path: str) -> bool:
+    return _ADDRESS.match(path) is not None and not path.startswith("file://")
+
+
+def parts_of(path: str) -> tuple[str, str]:
+    """The store of an address, and the name of the object in it; a path of a mount is the name itself."""
+    if not is_address(path):
+        return "", path
+    if re.match(r"\w+::|.*::\w+://", path):
+        what = f"{path}: a chain of filesystems; give the last address, and cache=FOLDER to keep what was fetched"
+        raise ConfigError(what, "path")
+    scheme, _, rest = path.partition("://")
+    if re.match("[^/]*:[^/]*@", rest):
+        what = f"{scheme}://…@{rest.partition('@')[2]}: holds a password, which messages would show"
+        raise ConfigError(f"{what}; give it as storage_options, or by the environment", "path")
+    if scheme.lower() not in (*_BUCKETS, *_WEB):
+        return f"{scheme}://", path
+    host, _, name = rest.partition("/")
+    if not host or not name:
+        raise ConfigError(f"{path!r} names no object; write {scheme}://BUCKET/NAME", "path")
+    if scheme.lower() in _WEB and "@" in host:
+        what = f"{scheme}://…@{host.rpartition('@')[2]}: holds a secret, which messages would show"
+        raise ConfigError(f"{what}; give it as storage_options, in client_options", "path")
+    if scheme.lower() in _WEB and "?" in name:
+        what = f"{path.partition('?')[0]}?…: what follows the question mark may be secret, and addresses are not"
+        raise ConfigError(f"{what}; give it as storage_options={{'query': …}}", "path")
+    return f"{scheme}://{host}", urllib.parse.unquote(name) if scheme.lower() in _WEB else name
+
+
+def store_of(root: str, options: Mapping[str, Any], given: Any, note: str = "") -> Store:
+    """The store of an address; ``given`` is one of obstore's stores, or a filesystem of fsspec, in its place."""
+    if given is not None:
+        if hasattr(given, "cat_file"):
+            return FilesystemStore(root, {}, given, note)
+        if type(given).__module__.partition(".")[0] == "obstore":
+            return ObjectStore(root, {}, given, note)
+        raise ConfigError(f"{type(given).__name__} is neither a store of obstore nor a filesystem of fsspec", "storage")
+    if not root:
+        return MountStore(root, {})
+    kind = ObjectStore if root.partition("://")[0].lower() in (*_BUCKETS, *_WEB) else FilesystemStore
+    return kind(root, options, note=note)
+
+
+# The process that called a store first: the threads of its clients are missing in a fork, where calls hang.
+_CALLER: list[ProcessGuard] = []
+
+# Whether pickles hold secrets: those that go to reader processes do.
+SECRETS = contextvars.ContextVar("SECRETS", default=False)
+_PUBLIC = {"anon", "endpoint", "endpoint_url", "region", "region_name", "request_payer", "requester_pays", "revision"}
+_PUBLIC |= {"retry_config", "skip_signature", "virtual_hosted_style_request"}
+
+
+def public(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are known to hold no secret."""
+    return {name: value for name, value in options.items() if name in _PUBLIC and "@" not in str(value)}
+
+
+class Store:
+    """Where objects lie. Thread-safe. Its calls block, for as long as it tries again, and must not be made in a fork.
+
+    Another library reads a bucket, a server or a scheme: by what the user has ``given``, or what is made here. Errors
+    end with the ``note``.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any], given: Any = None, note: str = "") -> None:
+        self.url, self._options, self._given, self._note = url, dict(options), given, note
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"  # options may be secrets
+
+    @functools.cached_property
+    def _client(self) -> Any:
+        if not _CALLER:
+            _CALLER.append(ProcessGuard())
+        if _CALLER[0].forked:
+            raise forked(_CALLER[0])
+        return self._made() if self._given is None else self._given
+
+    def head(self, name: str, nbytes: int) -> tuple[Version, memoryview]:
+        """The version of an object, and its first bytes: all of it if it has no more than ``nbytes``."""
+        raise NotImplementedError
+
+    def get(self, name: str, begin: int, end: int, version: Version) -> memoryview:
+        """Bytes of an object, if that still has this version."""
+        raise NotImplementedError
+
+    def _made(self) -> Any:
+        raise NotImplementedError
+
+    def _listed(self, pattern: str) -> Iterable[str]:
+        raise NotImplementedError
+
+    def _meaning(self, error: BaseException) -> tuple[type[StoreError | MissingError | ChangedError], str]:
+        raise NotImplementedError
+
+    def matching(self, pattern: str) -> list[str]:
+        """The objects that match a pattern, in natural order."""
+        with self._errors(pattern):
+            found = sorted(self._listed(pattern), key=natural)
+        if not found:
+            raise MissingError(f"{pattern}: matches no object; check the pattern", file=pattern)
+        return found
+
+    @contextlib.contextmanager
+    def _errors(self, name: str, place: str = "") -> Iterator[None]:
+        try:
+            yield
+        except AsyncDataError:
+            raise
+        except BaseException as error:  # whatever a library raises; a panic of obstore is no Exception
+            kind, what = self._meaning(error)
+            if kind is StoreError:
+                what = f"{_without(self._options, what)}{self._note}"
+            raise kind(f"{name}{place if kind is StoreError else ''}: {what}", file=name) from error
+
+
+class MountStore(Store):
+    """Files of a slow mount, such as NFS."""
+
+    def head(self, name: str, nbytes: int) -> tuple[Version, memoryview]:
+        with self._errors(name), opening(name, system.NO_BLOCKING) as file:
+            identity = FileIdentity.of(os.fstat(file.fileno()))
+            return Version(identity.size, str(identity.state), True, identity), memoryview(file.read(nbytes) or b"")
+
+    def get(self, name: str, begin: int, end: int, version: Version) -> memoryview:
+        was = version.identity
+        assert was is not None
+        with self._errors(name), opening(name, system.NO_BLOCKING) as file:
+            data = retry_once(functools.partial(system.pread, file.fileno(), end - begin, begin))
+            change = was.difference(FileIdentity.of(os.fstat(file.fileno())), name)
+        if change is not None or len(data) != end - begin:
+            what = f"{change or 'shrank'} since the source was built; build the source again"
+            raise ChangedError(f"{name}: {what}", file=name)
+        return memoryview(data)
+
+    def matching(self, pattern: str) -> list[str]:
+        return files_matching(pattern)
+
+    def _meaning(self, error: BaseException) -> tuple[type[StoreError | MissingError | ChangedError], str]:
+        if isinstance(error, FileNotFoundError):
+            return MissingError, "no such file; check the path"
+        return StoreError, f"cannot be read: {getattr(error, 'strerror', None) or error}; check the mount"
+
+
+class FilesystemStore(Store):
+    """Any filesystem of fsspec. Nothing tells whether an object changes between two of its answers."""
+
+    def _made(self) -> Any:
+        scheme = self.url.removesuffix("://").lower()
+        try:
+            return fsspec.filesystem(scheme, **self._options)
+        except (ImportError, ValueError, TypeError) as error:
+            what = f"{scheme}:// cannot be read: {_first_line(error)}; obstore reads {', '.join(_BUCKETS + _WEB)}"
+            raise ConfigError(what, "path") from error
+
+    def head(self, name: str, nbytes: int) -> tuple[Version, memoryview]:
+        version = self._version(name)
+        return version, self._read(name, 0, min(nbytes, version.size))
+
+    def _version(self, name: str) -> Version:
+        with self._errors(name):
+            found = self._client.info(name)
+            if found.get("size") is None:
+                what = f"{name}: its server says no size, so parts of it cannot be read; fetch the file"
+                raise FormatError(what, file=name)
+            tag = str(found.get("ETag") or found.get("etag") or self._client.ukey(name))
+            version = Version(int(found["size"]), tag, strong=False)
+        self._unchanged.add((name, version))
+        return version
+
+    @functools.cached_property
+    def _unchanged(self) -> set[tuple[str, Version]]:
+        return set()
+
+    def get(self, name: str, begin: int, end: int, version: Version) -> memoryview:
+        if (name, version) not in self._unchanged and self._version(name) != version:
+            raise ChangedError(f"{name}: {_CHANGED}", file=name)
+        return self._read(name, begin, end)
+
+    def _read(self, name: str, begin: int, end: int) -> memoryview:
+        with self._errors(name, f", bytes {begin} to {end}"):
+            data = memoryview(self._client.cat_file(name, start=begin, end=end))
+        _check(name, begin, end, data)
+        return data
+
+    def _listed(self, pattern: str) -> Iterable[str]:
+        found = self._client.glob(pattern)
+        return map(self._client.unstrip_protocol, found) if is_address(pattern) else found
+
+    def _meaning(self, error: BaseException) -> tuple[type[StoreError | MissingError | ChangedError], str]:
+        if isinstance(error, FileNotFoundError):
+            return MissingError, "no such object; check the address"
+        return StoreError, f"cannot be read: {type(error).__name__}: {_first_line(error)}; {CHECK}"
+
+
+# Names of pandas, xarray and s3fs for options, and obstore's; an option that is true or false may be turned around.
+_NAMES = {
+    "anon": "skip_signature",
+    "key": "access_key_id",
+    "secret": "secret_access_key",
+    "token": "session_token",
+    "endpoint_url": "endpoint",
+    "region_name": "region",
+    "requester_pays": "request_payer",
+}
+_CHANGED = "changed since the source was built; build it again"
+CHECK = "check the network, the address and the credentials"
+# For all tries of a request together; for one try; until a connection is there.
+_RETRY, _REQUEST, _CONNECT = (dt.timedelta(seconds=number) for number in (120, 60, 5))
+
+
+class ObjectStore(Store):
+    """A bucket, or a web server, by obstore."""
+
+    def _made(self) -> Any:
+        options = dict(self._options)
+        options |= options.pop("client_kwargs", {})
+        config: dict[str, Any] = {_NAMES.get(str(name), str(name)): value for name, value in options.items()}
+        if "://" not in str(config.get("endpoint", "://")):
+            raise ConfigError("the endpoint is no address; write https://HOST or http://HOST", "storage_options")
+        times = {"timeout": _REQUEST, "connect_timeout": _CONNECT}
+        client = {**times, **config.pop("client_options", {})}
+        endpoint = str(config.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL"))
+        plain = self.url.startswith("http://") or endpoint.startswith("http://")
+        client.setdefault("allow_http", config.pop("allow_http", plain))
+        retry = {"retry_timeout": _RETRY, "max_retries": 1000, **config.pop("retry_config", {})}
+        query = config.pop("query", "")
+        try:
+            made = stores.HTTPStore.from_url if self.url.startswith(_WEB) else stores.from_url
+            return made(self.url + f"/?{query}" * bool(query), client_options=client, retry_config=retry, **config)
+        except ImportError as error:
+            what = f"{self.url} is read by obstore; install it: pip install 'lit_async_data[cloud]'"
+            raise ConfigError(what, "path") from error
+        except exceptions.UnknownConfigurationKeyError as error:
+            what = f"{_first_line(error)}; see obstore's options of {self.url}"
+            raise ConfigError(what, "storage_options") from error
+        except (exceptions.BaseError, ValueError, TypeError) as error:
+            raise ConfigError(f"{self.url} cannot be used: {_first_line(error)}", "storage_options") from error
+
+    def head(self, name: str, nbytes: int) -> tuple[Version, memoryview]:
+        return self._got(name, 0, nbytes)
+
+    def get(self, name: str, begin: int, end: int, version: Version) -> memoryview:
+        now, data = self._got(name, begin, end, **({"if_match": version.tag} if version.strong else {}))
+        if now != version:
+            raise ChangedError(f"{name}: {_CHANGED}", file=name)
+        return data
+
+    def _got(self, name: str, begin: int, end: int, **condition: str) -> tuple[Version, memoryview]:
+        with self._errors(name, f", bytes {begin} to {end}"):
+            client = self._client  # first, since it tells whether obstore is there
+            found = obstore.get(client, parts_of(name)[1], options={"range": (begin, end), **condition})
+            size, tag, data = found.meta["size"], found.meta["e_tag"] or "", memoryview(found.bytes())
+        end, strong = min(end, size), bool(tag) and not tag.startswith("W/")
+        _check(name, begin, end, data, there=tuple(found.range) == (begin, end))
+        changed = found.meta["last_modified"]
+        if not tag and not changed.timestamp():
+            what = (
+                "its server sends neither ETag nor Last-Modified, so no change of it would be noticed; fetch the file"
+            )
+            raise StoreError(f"{name}: {what}", file=name)
+        return Version(size, tag or changed.isoformat(), strong), data
+
+    def _listed(self, pattern: str) -> Iterable[str]:
+        if self.url.startswith(_WEB):
+            what = "a web server lists no files; give the addresses as a list, without queries (?…)"
+            raise ConfigError(f"{pattern}: {what}", "path")
+        key = parts_of(pattern)[1]
+        fits, prefix = re.compile(pattern_as_regex(key)).fullmatch, pattern.removesuffix(key)
+        folder = re.split(r"[*?\[]", key, maxsplit=1)[0].rpartition("/")[0]  # obstore takes whole names of folders
+        found = (each["path"] for page in self._client.list(folder or None) for each in page)
+        return (prefix + each for each in found if fits(each))
+
+    def _meaning(self, error: BaseException) -> tuple[type[StoreError | MissingError | ChangedError], str]:
+        text = _first_line(error)
+        if isinstance(error, FileNotFoundError | exceptions.NotFoundError):
+            return MissingError, "no such object; check the address and the region"
+        if isinstance(error, exceptions.PreconditionError):
+            return ChangedError, _CHANGED
+        if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+            what = "the store refuses these credentials; check them, and the address, or give "
+            return StoreError, f"{what}storage_options={{'anon': True}} if it is public ({text})"
+        if isinstance(error, exceptions.NotSupportedError):
+            return StoreError, f"{text}; fetch the file, or serve it by a server that sends ranges"
+        return StoreError, f"cannot be read: {text}; {CHECK}"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0].strip()
+
+
+def _without(options: Mapping[str, Any], text: str) -> str:
+    """A message without the values of options, which may be secrets."""
+    for value in options.values():
+        if isinstance(value, str) and len(value) > 3 and value not in public(options).values():
+            text = text.replace(value, "…")
+    return text
+
+
+def _check(name: str, begin: int, end: int, data: memoryview, *, there: bool = True) -> None:
+    if not there or len(data) != end - begin:
+        what = f"bytes {begin} to {end} were asked for, and {len(data)} came"
+        raise StoreError(f"{name}: {what}; check the server, or the proxy before it", file=name)
+
+
+def pattern_as_regex(pattern: str) -> str:
+    """``**`` stands for any number of folders, and ``*`` for a part of a name that does not begin with a dot."""
+    pieces = {"**/": "(?:[^/.][^/]*/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    found = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
+    return "".join(
+        pieces.get(each) or (each.replace("[!", "[^") if each[:1] == "[" and number % 2 else re.escape(each))
+        for number, each in enumerate(found)
+    )

@@ -1,0 +1,195 @@
+"""Whatever a store, its network or a cache folder does: right samples, or an error that names object and range."""
+
+import contextlib
+import copy
+import pickle
+import traceback
+
+import h5py
+import numpy as np
+import pytest
+from support.range_server import KEYS, patience
+from support.sources.oracle import read
+
+from lit_async_data import (
+    AsyncLoader,
+    ChangedError,
+    ConfigError,
+    CorruptError,
+    FormatError,
+    HDF5Source,
+    MissingError,
+    StoreError,
+)
+from lit_async_data.sources.files import files as files_module
+from lit_async_data.sources.files.mirror import BLOCK
+from lit_async_data.sources.files.stores import SECRETS
+
+pytest.importorskip("obstore")
+ROWS = 40
+VALUES = np.random.default_rng(1).integers(1, 100, (ROWS, 64, 64)).astype("i2")
+# What a store asks for again, and what is an answer.
+PASSING = ["ends early", "reset", "half closed", "hang", "drip", 429, 500, 503]
+LASTING = ["whole", "shorter", "another place", "redirect", 301, 400, 401, 403]
+
+
+@pytest.fixture(params=["s3", "http"])
+def options(request, server, tmp_path, monkeypatch):
+    """Arguments of a source of a file of which little comes before it is needed, with a store that gives up soon."""
+    monkeypatch.setattr(files_module, "HEAD_BYTES", BLOCK)
+    monkeypatch.setattr(files_module, "WHOLE_BYTES", 0)
+    with h5py.File(tmp_path / "bucket" / "x.h5", "w") as file:
+        file["x"] = VALUES
+        file.create_dataset("z", data=VALUES, chunks=(4, 64, 64), compression="gzip", shuffle=True)
+    keys = {"endpoint_url": server.url, **KEYS} if request.param == "s3" else {}
+    path = "s3://bucket/x.h5" if request.param == "s3" else f"{server.url}/bucket/x.h5"
+    return {"path": path, "fields": ["x", "z"], "storage_options": {**keys, **patience(0.3)}}
+
+
+@pytest.fixture
+def built(options):
+    with contextlib.closing(HDF5Source(**options)) as source:
+        yield source
+
+
+def assert_right(source):
+    samples = np.random.default_rng(0).permutation(ROWS)
+    for values in read(source, samples).values():
+        assert np.array_equal(values, VALUES[samples])
+
+
+def assert_named(error, path):
+    assert (error.file, path in str(error)) == (path, True)
+    assert "hidden" not in "".join(traceback.format_exception(error))
+
+
+@pytest.mark.parametrize("fault", PASSING + LASTING)
+def test_a_fault_while_a_source_is_built(server, options, fault):
+    for after in (0, 1):  # the head comes, and what libhdf5 reads then does not
+        server.fault, server.after = fault, after
+        with pytest.raises(StoreError, match=rf"bytes {'0' if not after else '[1-9]'}\d* to \d+: ") as caught:
+            HDF5Source(**options)
+        assert_named(caught.value, options["path"])
+    server.times = 1 if fault in PASSING else 0
+    with contextlib.closing(HDF5Source(**options)) as source:
+        assert_right(source)
+
+
+@pytest.mark.parametrize("fault", PASSING + LASTING)
+def test_a_fault_while_samples_are_read_is_no_fault_of_these_samples(server, options, built, fault):
+    server.fault = fault
+    how = {"batch_size": 8, "shuffle": "none", "on_error": "skip", "workers": 1}
+    with AsyncLoader(built, how) as loader, pytest.raises(StoreError, match=r"bytes \d+ to \d+: ") as caught:
+        next(iter(loader))
+    assert_named(caught.value, options["path"])
+    assert caught.value.__notes__[0] == "in batch 0 of epoch 0, samples 0, 1, 2, … (8 in all)"
+    built.close()  # and what was read ahead meanwhile fails, too
+    server.times = 1 if fault in PASSING else 0
+    assert_right(built)
+
+
+def test_a_redirect_is_followed(server, options):
+    server.fault = "moved"
+    with contextlib.closing(HDF5Source(**options)) as source:
+        assert_right(source)
+
+
+@pytest.mark.parametrize("fault", ["another version", "rewritten"])
+def test_an_object_that_changed_is_noticed_whatever_the_server_says(server, options, built, fault, tmp_path):
+    server.fault = fault if fault != "rewritten" else None
+    if not server.fault:
+        (tmp_path / "bucket/x.h5").write_bytes(bytes(5) + (tmp_path / "bucket/x.h5").read_bytes())
+    with pytest.raises(ChangedError, match="changed since the source was built; build it again") as caught:
+        read(built, np.arange(ROWS))
+    assert_named(caught.value, options["path"])
+
+
+def test_bytes_of_another_place_under_an_honest_header_do_not_decode(server, options):
+    with contextlib.closing(HDF5Source(**{**options, "fields": ["z"]})) as source:
+        source.close()
+        server.fault = "shifted"
+        with pytest.raises(CorruptError, match=r"x\.h5:/z, chunk") as caught:
+            read(source, np.arange(ROWS))
+    assert caught.value.sample_id is not None
+
+
+def test_an_object_that_is_gone_is_missing(server, options, built, tmp_path):
+    (tmp_path / "bucket/x.h5").unlink()
+    for act in (lambda: read(built, np.arange(ROWS)), lambda: HDF5Source(**options)):
+        with pytest.raises(MissingError, match="no such object; check the address and the region") as caught:
+            act()
+        assert_named(caught.value, options["path"])
+
+
+def test_what_is_no_hdf5_file_is_named_by_its_address(server, options, tmp_path):
+    (tmp_path / "bucket/x.h5").write_bytes(b"<!doctype html>" + bytes(5000))
+    with pytest.raises(FormatError, match="is a web page, as a failed download leaves") as caught:
+        HDF5Source(**options)
+    assert_named(caught.value, options["path"])
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("http://localhost/x*.h5", "a web server lists no files; give the addresses as a list"),
+        ("http://localhost/x.h5?signature=1", "what follows the question mark may be secret"),
+        ("simplecache::s3://bucket/x.h5", "a chain of filesystems; give the last address, and cache=FOLDER"),
+        ("zip://x.h5::s3://bucket/x.zip", "a chain of filesystems"),
+        ("https://me:hidden@localhost/x.h5", r"https://…@localhost/x\.h5: holds a password.*storage_options"),
+        ("s3://bucket", "names no object; write s3://BUCKET/NAME"),
+        ("hf://datasets/me/mine/x.h5", "hf:// cannot be read: .*huggingface_hub"),
+        ("nothing://x.h5", "nothing:// cannot be read: .*; obstore reads s3"),
+    ],
+)
+def test_an_address_that_cannot_be_read_is_named(path, said, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    with pytest.raises(ConfigError, match=said) as caught:
+        HDF5Source(path, ["x"])
+    assert caught.value.option == "path"
+    assert "hidden" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"colour": 1}, "colour"),
+        ({"endpoint_url": "localhost"}, "the endpoint is no address; write https://HOST"),
+        ({"secret": 5}, "cannot be used"),
+        ("hidden", "str is not a mapping"),
+    ],
+)
+def test_wrong_options_are_named_and_secrets_are_not(given, said):
+    options = given if isinstance(given, str) else {**KEYS, **given}
+    with pytest.raises(ConfigError, match=said) as caught:
+        HDF5Source("s3://bucket/x.h5", ["x"], storage_options=options)
+    assert caught.value.option == "storage_options"
+    assert "hidden" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("options", ["s3"], indirect=True)
+def test_secrets_go_to_reader_processes_only(server, options, built, caplog):
+    caplog.set_level(0)
+    assert_right(built)
+    pickled = pickle.dumps(built)
+    with AsyncLoader(built, {"batch_size": 8}) as loader:
+        shown = [repr(built), repr(vars(built._opened.files)["_stores"]), str(loader.state_dict()), caplog.text]
+    shown += [str(built.fingerprint()), pickled.decode("latin1")]
+    assert [each for each in shown if "hidden" in each] == []
+    copied = pickle.loads(pickled)
+    server.fault = 403
+    with pytest.raises(
+        StoreError, match="; client_options, key, secret, token of storage_options are not in pickles, which others"
+    ):
+        read(copied, np.arange(ROWS))
+    server.fault = None
+    token = SECRETS.set(True)
+    with contextlib.closing(pickle.loads(pickle.dumps(built))) as there, contextlib.closing(copied):
+        SECRETS.reset(token)
+        assert_right(there)
+        assert_right(copy.deepcopy(built))
+
+
+@pytest.mark.parametrize("options", ["s3"], indirect=True)
+def test_a_pickled_source_takes_the_credentials_of_the_environment(options, built):
+    with contextlib.closing(pickle.loads(pickle.dumps(built))) as copied:
+        assert_right(copied)

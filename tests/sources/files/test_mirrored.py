@@ -1,0 +1,126 @@
+"""A file whose blocks are fetched: each once, by threads that answer to all who wait."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from lit_async_data.errors import ClosedError, SourceError, StalledError, WorkerError
+from lit_async_data.sources.files import transport as transport_module
+from lit_async_data.sources.files.identity import FileIdentity
+from lit_async_data.sources.files.mirror import BLOCK, Mirror
+from lit_async_data.sources.files.mirrored import MirroredFile
+from lit_async_data.sources.files.transport import Transport
+
+WHICH = FileIdentity.of_object("x", 1, "tag")
+SIZE = 7 * BLOCK + 123
+DATA = np.random.default_rng(0).integers(0, 256, SIZE, np.uint8)
+
+
+def opened(folder, size=SIZE):
+    names = (os.path.join(folder, name) for name in ("x.data", "x.crc"))
+    return Mirror(*(os.open(name, os.O_RDWR | os.O_CREAT, 0o600) for name in names), size)
+
+
+def get(begin, end):
+    return memoryview(DATA[begin:end].tobytes())
+
+
+@pytest.fixture
+def transport():
+    made = Transport(4)
+    yield made
+    made.close()
+
+
+def at(*blocks):
+    begins = np.array(blocks, np.int64) * BLOCK
+    return begins, np.minimum(begins + BLOCK, SIZE)
+
+
+def test_each_block_is_fetched_once_and_a_reader_waits_for_what_is_on_its_way(tmp_path, transport):
+    mirror = opened(tmp_path)
+    open_, asked = threading.Event(), []
+
+    def slow(begin, end):
+        asked.append((begin // BLOCK, -(-end // BLOCK)))
+        assert open_.wait(10)
+        return get(begin, end)
+
+    filler = MirroredFile("x", WHICH, mirror, slow, transport)
+    first = filler.fetch(*at(0, 1))
+    assert filler.fetch(*at(1)) == first
+    reader = threading.Thread(target=filler.need, args=at(0, 7))
+    reader.start()
+    open_.set()
+    reader.join(10)
+    assert sorted(asked) == [(0, 2), (7, 8)]
+    filler.need(*at(0, 1, 7))
+    assert len(asked) == 2
+
+
+def test_what_somebody_waits_for_overtakes_what_is_read_ahead(tmp_path):
+    mirror, transport, open_, asked = opened(tmp_path), Transport(1), threading.Event(), []
+
+    def slow(begin, end):
+        asked.append(begin // BLOCK)
+        assert open_.wait(10)
+        return get(begin, end)
+
+    filler = MirroredFile("x", WHICH, mirror, slow, transport)
+    filler.fetch(*at(0))
+    while not asked:
+        pass
+    filler.fetch(*at(6))
+    filler.fetch(*at(3), urgent=True)
+    open_.set()
+    filler.need(*at(6))
+    filler.need(*at(3))
+    assert asked == [0, 3, 6]
+    transport.close()
+
+
+def test_an_error_reaches_who_waits_and_the_range_can_be_fetched_again(tmp_path, transport):
+    mirror = opened(tmp_path)
+    left = [2]
+
+    def failing(begin, end):
+        left[0] -= 1
+        if left[0] >= 0:
+            raise SourceError("x: gone")
+        return get(begin, end)
+
+    filler = MirroredFile("x", WHICH, mirror, failing, transport)
+    for _ in range(2):
+        with pytest.raises(SourceError, match="gone"):
+            filler.need(*at(2))
+    filler.need(*at(2))
+    assert np.array_equal(mirror.map[2 * BLOCK : 3 * BLOCK], DATA[2 * BLOCK : 3 * BLOCK])
+
+
+def test_no_answer_is_an_error_and_closing_frees_who_waits(tmp_path, monkeypatch):
+    mirror = opened(tmp_path)
+    monkeypatch.setattr(transport_module, "POLL_S", 0.001)
+    transport, open_, begun = Transport(1, timeout_s=0), threading.Event(), threading.Event()
+
+    def stuck(begin, end):
+        begun.set()
+        assert open_.wait(10)
+        return get(begin, end)
+
+    with pytest.raises(StalledError, match="x: no answer for 0 s"):
+        MirroredFile("x", WHICH, mirror, stuck, transport).need(*at(0))
+    assert begun.wait(10)
+    (waiting,) = MirroredFile("y", WHICH, mirror, stuck, transport)._started(*at(1), urgent=False)
+    transport.close()
+    with pytest.raises(ClosedError, match="y: the source was closed"):
+        transport.result_of(waiting, "y")
+    open_.set()
+    transport.close()
+
+
+def test_a_fork_is_told_before_it_calls_the_store(tmp_path, transport, monkeypatch):
+    monkeypatch.setattr(transport._process, "pid", 1)
+    with pytest.raises(WorkerError, match="start processes by spawn"):
+        MirroredFile("x", WHICH, opened(tmp_path), get, transport).need(*at(0))

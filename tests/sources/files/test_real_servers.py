@@ -1,0 +1,112 @@
+"""Stores of other projects, and stores that the user made: the values, a list, and a change that is noticed."""
+
+import contextlib
+import pickle
+import urllib.request
+
+import fsspec
+import h5py
+import numpy as np
+import pytest
+from support.range_server import patience
+from support.real_servers import moto, nginx
+from support.sources.oracle import read
+
+from lit_async_data import ChangedError, HDF5Source, MissingError, StoreError
+from lit_async_data.sources.files import files as files_module
+from lit_async_data.sources.files.mirror import BLOCK
+
+obstore = pytest.importorskip("obstore")
+pytestmark = pytest.mark.usefixtures("connections_end")
+ROWS = 40
+VALUES = np.random.default_rng(1).integers(1, 100, (ROWS, 64, 64)).astype("i2")
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """The bytes of a file."""
+    monkeypatch.setattr(files_module, "HEAD_BYTES", BLOCK)
+    monkeypatch.setattr(files_module, "WHOLE_BYTES", 0)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = VALUES
+        file.create_dataset("z", data=VALUES, chunks=(4, 64, 64), compression="gzip")
+    return (tmp_path / "x.h5").read_bytes()
+
+
+def assert_right(source):
+    samples = np.random.default_rng(0).permutation(len(source))
+    for values in read(source, samples).values():
+        assert np.array_equal(values, VALUES[samples % ROWS])
+
+
+def assert_noticed(source, change):
+    """Also by a source whose files were closed meanwhile."""
+    assert_right(source)
+    source.close()
+    change()
+    with pytest.raises(ChangedError, match="changed since the source was built"):
+        read(source, np.arange(ROWS))
+    source.close()
+
+
+def test_s3_of_moto(data):
+    with moto() as url:
+
+        def put(name, content):
+            request = urllib.request.Request(f"{url}/{name}", content, method="PUT")
+            request.add_header("Content-Type", "application/octet-stream")
+            request.add_header("Authorization", "AWS4-HMAC-SHA256 Credential=a/20260101/us-east-1/s3/aws4_request")
+            urllib.request.urlopen(request).close()
+
+        put("bucket", b"")
+        for name in ("a/x9.h5", "a/x10.h5", "a/b/x1.h5"):
+            put(f"bucket/{name}", data)
+        options = {"endpoint_url": url, "key": "a", "secret": "b", "region": "us-east-1", **patience(20)}
+        with contextlib.closing(HDF5Source("s3://bucket/a/x*.h5", ["x", "z"], storage_options=options)) as source:
+            assert source.paths == ["s3://bucket/a/x9.h5", "s3://bucket/a/x10.h5"]
+            assert_right(source)
+        source = HDF5Source("s3://bucket/a/x9.h5", ["x", "z"], storage_options=options)
+        assert_noticed(source, lambda: put("bucket/a/x9.h5", data + b"\0"))
+        for path in ("s3://nothing/x.h5", "s3://bucket/nothing.h5"):
+            with pytest.raises(MissingError, match="no such object; check the address"):
+                HDF5Source(path, ["x"], storage_options=options)
+
+
+def test_nginx(data, tmp_path):
+    (tmp_path / "scratch").mkdir()
+    with nginx(tmp_path, tmp_path / "scratch") as url:
+        source = HDF5Source(f"{url}x.h5", ["x", "z"], storage_options=patience(20))
+        assert_noticed(source, lambda: (tmp_path / "x.h5").write_bytes(data + b"\0"))
+
+
+def test_a_filesystem_of_fsspec_that_the_user_made(data):
+    memory = fsspec.filesystem("memory")
+    for name in ("/a/x9.h5", "/a/x10.h5"):
+        memory.pipe_file(name, data)
+    for path in ("memory://a/x*.h5", "/a/x*.h5"):
+        with contextlib.closing(HDF5Source(path, ["x", "z"], storage=memory)) as source:
+            assert [each.rpartition("/")[2] for each in source.paths] == ["x9.h5", "x10.h5"]
+            assert_right(source)
+    with contextlib.closing(HDF5Source("memory://a/x9.h5", ["x"])) as source:
+        assert_right(source)
+    assert_noticed(HDF5Source("/a/x9.h5", ["x"], storage=memory), lambda: memory.pipe_file("/a/x9.h5", data + b"\0"))
+    memory.rm("/a", recursive=True)
+
+
+def test_a_local_filesystem_of_fsspec(data, tmp_path):
+    with contextlib.closing(HDF5Source(tmp_path / "*.h5", ["x"], storage=fsspec.filesystem("file"))) as source:
+        assert source.paths == [str(tmp_path / "x.h5")]
+        assert_right(source)
+
+
+@pytest.mark.parametrize("kind", ["memory", "local"])
+def test_a_store_of_obstore_that_the_user_made(data, tmp_path, kind):
+    store = obstore.store.MemoryStore() if kind == "memory" else obstore.store.LocalStore(tmp_path)
+    obstore.put(store, "a/x.h5", data)
+    with contextlib.closing(HDF5Source("a/*.h5", ["x", "z"], storage=store)) as source:
+        assert source.paths == ["a/x.h5"]
+        assert_right(source)
+        copied = pickle.loads(pickle.dumps(source))
+    with pytest.raises(StoreError, match=r"a/x\.h5: storage is not in pickles, which others may read: build"):
+        read(copied, np.arange(ROWS))
+    assert_noticed(HDF5Source("a/x.h5", ["x"], storage=store), lambda: obstore.put(store, "a/x.h5", data + b"\0"))

@@ -1,0 +1,90 @@
+"""Answers of stores: right bytes, or an error that names the object."""
+
+import os
+
+import pytest
+from support.range_server import patience
+
+from lit_async_data.errors import ChangedError, ConfigError, MissingError, StoreError
+from lit_async_data.sources.files.stores import ObjectStore
+
+pytest.importorskip("obstore")
+DATA = bytes(range(256)) * 1000
+
+
+@pytest.fixture(params=["s3", "http"])
+def store(request, server, s3, tmp_path):
+    (tmp_path / "bucket" / "x.h5").write_bytes(DATA)
+    url, options = ("s3://bucket", s3) if request.param == "s3" else (server.url, {})
+    made = ObjectStore(url, {**options, **patience(0.3)})
+    yield made
+    vars(made).clear()  # pytest keeps it, and it keeps connections
+
+
+def named(store):
+    return f"{store.url}/x.h5" if store.url == "s3://bucket" else f"{store.url}/bucket/x.h5"
+
+
+def test_ranges_and_names_come(store):
+    version, head = store.head(named(store), 1000)
+    assert (version.size, bytes(head)) == (len(DATA), DATA[:1000])
+    assert bytes(store.get(named(store), 5000, 9000, version)) == DATA[5000:9000]
+    assert bytes(store.head(named(store), 10**6)[1]) == DATA
+    if store.url.startswith("s3"):
+        assert list(store.matching("s3://bucket/x*")) == ["s3://bucket/x.h5"]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["whole", "shorter", "ends early", "another place", "reset", "half closed", "hang", "drip", "redirect", 503, 500],
+)
+def test_a_fault_that_stays_is_an_error_that_names_the_object_and_one_that_goes_is_none(server, store, fault):
+    version, _ = store.head(named(store), 10)
+    server.fault = fault
+    with pytest.raises(StoreError, match=r"x\.h5, bytes 5000 to 9000: ") as caught:
+        store.get(named(store), 5000, 9000, version)
+    assert caught.value.file.endswith("bucket/x.h5")
+    assert "hidden" not in str(caught.value)
+    if fault not in ("whole", "shorter", "another place", "redirect"):  # these are answers, which nobody asks for again
+        server.times = 1
+        assert bytes(store.get(named(store), 5000, 9000, version)) == DATA[5000:9000]
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_an_object_that_changes_is_noticed_also_by_a_server_that_ignores_if_match(server, store, ignored, tmp_path):
+    version, _ = store.head(named(store), 10)
+    if ignored:
+        server.fault = "another version"
+    else:
+        (tmp_path / "bucket" / "x.h5").write_bytes(b"y" + DATA)
+        os.utime(tmp_path / "bucket" / "x.h5", (1, 1))
+    with pytest.raises(ChangedError, match=r"x\.h5: changed"):
+        store.get(named(store), 0, 10, version)
+
+
+@pytest.mark.parametrize(("status", "kind"), [(403, StoreError), (401, StoreError), (404, MissingError)])
+def test_what_the_store_refuses_is_named(server, store, status, kind):
+    server.fault = status
+    with pytest.raises(kind, match=r"x\.h5"):
+        store.head(named(store), 10)
+
+
+def test_a_wrong_option_is_named_and_secrets_are_not():
+    with pytest.raises(ConfigError, match="storage_options") as caught:
+        ObjectStore("s3://bucket", {"secret": "hidden", "colour": 1}).head("s3://bucket/x", 1)
+    assert "hidden" not in str(caught.value) + repr(ObjectStore("s3://b", {"secret": "hidden"}))
+
+
+def test_an_endpoint_of_the_environment_may_be_plain_http(server, tmp_path, monkeypatch):
+    (tmp_path / "bucket" / "x.h5").write_bytes(DATA)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    store = ObjectStore("s3://bucket", patience(20))
+    assert bytes(store.head("x.h5", 10)[1]) == DATA[:10]
+    vars(store).clear()
+
+
+def test_an_object_whose_changes_nobody_would_notice_is_refused(server, store):
+    server.fault = "no version"
+    with pytest.raises(StoreError, match=r"x\.h5: its server sends neither ETag nor Last-Modified"):
+        store.head(("http" in store.url and f"{store.url}/bucket/x.h5") or "s3://bucket/x.h5", 10)

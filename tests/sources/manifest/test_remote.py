@@ -1,0 +1,112 @@
+"""Tables, roots and rows by addresses: batches as of local files, and each file is fetched once with a cache."""
+
+import contextlib
+import os
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+import lit_async_data as lad
+from lit_async_data.errors import ManifestError, MissingError
+
+pytest.importorskip("obstore")
+FIELDS, COUNT = {"x": "path", "y": "label"}, 12
+LINES = [f"im/{number}.png,{'ab'[number % 2]}" for number in range(COUNT)]
+
+
+@pytest.fixture
+def folder(tmp_path, server):
+    draw, folder = np.random.default_rng(0), tmp_path / "bucket"
+    (folder / "im").mkdir()
+    for number in range(COUNT):
+        Image.fromarray(draw.integers(0, 255, (9, 8, 3), np.uint8)).save(folder / "im" / f"{number}.png")
+    (folder / "t.csv").write_text("\n".join(["path,label", *LINES]))
+    with h5py.File(folder / "x.h5", "w") as file:
+        file["data"] = np.arange(COUNT * 4.0).reshape(COUNT, 4)
+    rows = [f"x.h5,{COUNT - 1 - number},a" for number in range(COUNT)]
+    (folder / "h.csv").write_text("\n".join(["path,row,label", *rows]))
+    return folder
+
+
+def batches(source):
+    options = {"batch_size": 5, "shuffle": "none", "workers": 1, "worker_kind": "thread"}
+    with contextlib.closing(source), lad.AsyncLoader(source, options) as loader:
+        return [{key: values.clone() for key, values in batch.items()} for batch in loader]
+
+
+def same(source, local):
+    for found, wanted in zip(batches(source), batches(local), strict=True):
+        assert all((found[key] == wanted[key]).all() for key in wanted)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "h.csv"])
+@pytest.mark.parametrize("address", ["http", "s3", "s3 pattern", "root", "rows", "rows, root", "mount"])
+def test_batches_are_as_of_local_files(folder, server, s3, name, address):
+    table, options, local = f"s3://bucket/{name}", {"storage_options": s3}, str(folder / name)
+    if address == "http":
+        table, options = f"{server.url}/bucket/{name}", {}
+    elif address == "s3 pattern":
+        table = f"s3://bucket/{name[0]}*.csv"
+    elif address == "root":
+        table, options["root"] = local, "s3://bucket/"
+    elif address.startswith("rows"):
+        table = str(folder.parent / "absolute.csv")
+        head, *lines = (folder / name).read_text().splitlines()
+        (folder.parent / "absolute.csv").write_text("\n".join([head, *(f"s3://bucket/{line}" for line in lines)]))
+        options |= {"root": "s3://bucket"} if "root" in address else {"allow_external": True}
+    elif address == "mount":
+        table, options = local, {"cache": str(folder.parent / "cache")}
+    same(lad.ManifestSource(table, FIELDS, **options), lad.ManifestSource(local, FIELDS))
+
+
+def test_with_a_cache_the_next_source_makes_a_request_for_the_table_alone(folder, server):
+    for asked in (1 + COUNT, 1):
+        server.requests.clear()
+        source = lad.ManifestSource(f"{server.url}/bucket/t.csv", FIELDS, cache=folder.parent / "cache")
+        same(source, lad.ManifestSource(str(folder / "t.csv"), FIELDS))
+        assert len(server.requests) == asked
+    (kept,) = [each for each in os.listdir(folder.parent / "cache") if each.endswith(".whole")][:1]
+    with open(folder.parent / "cache" / kept, "r+b") as file:
+        file.write(b"damaged")
+    server.requests.clear()
+    same(
+        lad.ManifestSource(f"{server.url}/bucket/t.csv", FIELDS, cache=folder.parent / "cache"),
+        lad.ManifestSource(str(folder / "t.csv"), FIELDS),
+    )
+    assert len(server.requests) == 2
+
+
+def test_rows_outside_of_the_root_are_refused(folder, server, s3):
+    for outside in (
+        "s3://other/a.png",
+        f"{server.url}/bucket/im/0.png",
+        "s3://bucket/../other/a.png",
+        "../other/a.png",
+    ):
+        (folder / "bad.csv").write_text(f"path,label\n{outside},a")
+        with pytest.raises(ManifestError, match="leaves root s3://bucket"):
+            lad.ManifestSource(str(folder / "bad.csv"), FIELDS, root="s3://bucket", storage_options=s3)
+
+
+def test_a_missing_object_names_row_and_address(folder, server):
+    (folder / "im" / "0.png").unlink()
+    with pytest.raises(MissingError, match=r"row 0 of .*t\.csv: .*/bucket/im/0\.png: no such") as caught:
+        batches(lad.ManifestSource(f"{server.url}/bucket/t.csv", {"x": "path"}))
+    assert caught.value.row == 0
+
+
+def test_a_joined_table_may_be_remote(folder, s3):
+    (folder / "labels.csv").write_text("file,age\nx.h5,7")
+    source = lad.HDF5Source(
+        "s3://bucket/x.h5", ["data", "age"], table="s3://bucket/labels.csv", on="file", storage_options=s3
+    )
+    assert source.column("age").tolist() == [7] * COUNT
+    assert [batch[1].tolist() for batch in _tuples(source)] == [[7] * 5, [7] * 5, [7] * 2]
+
+
+def _tuples(source):
+    options = {"batch_size": 5, "shuffle": "none", "workers": 0}
+    with contextlib.closing(source), lad.AsyncLoader(source, options) as loader:
+        return list(loader)
