@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-fast test-long test-lowest test-gpu fuzz soak check format bench bench-hdf5 bench-encoded bench-manifest bench-overlap bench-beside bench-workers bench-gpu clean
+.PHONY: train test test-fast test-long test-lowest test-gpu fuzz soak check format bench-hdf5 bench-cloud bench-encoded bench-manifest bench-overlap bench-beside bench-workers bench-gpu clean
 
 train: $(VENV)/ready
 	$(BIN)/python train.py $(ARGS)
@@ -41,13 +41,15 @@ format: $(VENV)/installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/installed
-	$(BIN)/python benchmarks/waiting/first.py $(ARGS)
-
 # Against h5py and other loaders, at most 15 minutes; ARGS="--quick" in one. Other loaders take part if installed:
 # .venv/bin/pip install --constraint constraints.txt --requirement benchmarks/readers/requirements.txt
 bench-hdf5: $(VENV)/installed
 	$(BIN)/python benchmarks/loading/hdf5.py $(ARGS)
+
+# HDF5 files behind a web server, against the line, the disk, h5py over fsspec, and Lance where pylance is installed:
+# about 6 minutes and 2 GB.
+bench-cloud: $(VENV)/installed
+	$(BIN)/python benchmarks/loading/cloud.py $(ARGS)
 
 # JPEGs in HDF5 files, against DataLoaders over h5py, a table of files, and LanceDB where it is installed: about 12 minutes.
 bench-encoded: $(VENV)/installed

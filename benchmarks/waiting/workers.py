@@ -1,16 +1,15 @@
 """Python code per sample in reader processes, compared with the worker processes of torch's DataLoader.
 
-    python benchmarks/waiting/workers.py [--quick] [--json FILE] [--folder DIR] [slots | images | loop | next]
+    python benchmarks/waiting/workers.py [--quick] [--json FILE] [--folder DIR] [slots | images | loop]
 
 * slots: batches of 38.5 MB with a transform of no work: bytes per second, and CPU seconds per GB.
 * loop: steps of a loop that launches many kernels, kept beside a transform in pure Python.
 * images: JPEGs, decoded, and augmented in numpy: images per second, and per CPU second.
-* next: what a batch takes of the loop's GIL. No transform.
 
 All contenders call the same transform, and take turns. Figures are medians over the rounds. CPU time is that of all
-processes. In `slots` and `images` the loop reads one byte of each page
-of a batch; in the others it leaves batches alone, or computes. A spawned worker of a DataLoader imports torch and this
-program. SPDL takes part in `images` if it is installed (benchmarks/readers/requirements.txt).
+processes. In `slots` and `images` the loop reads one byte of each page of a batch; in `loop` it leaves batches alone. A
+spawned worker of a DataLoader imports torch and this program. SPDL takes part in `images` if it is installed
+(benchmarks/readers/requirements.txt).
 """
 
 from __future__ import annotations
@@ -29,13 +28,12 @@ from measuring.program import Figures, Goal, argument_parser, run_parts
 from waiting.processes import gil, rates
 
 TIMES_BYTES, TIMES_CPU = 3.0, 0.4
-KEPT, NEXT_US = 0.95, 100.0
+KEPT = 0.95
 
 PARTS: dict[str, Callable[[Run], Figures]] = {
     "slots": rates.slots,
     "loop": gil.loop,
     "images": rates.images,
-    "next": gil.per_batch,
 }
 
 
@@ -52,10 +50,6 @@ def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
     for row in figures.get("loop", []):
         if row["ours"] and "thread" not in row["contender"]:
             yield Goal(f"{row['contender']}, of the steps", row["steps"], KEPT, KEPT)
-    for row in figures.get("next", []):
-        if row["kind"] == "process":
-            label = f"{row['data']}, reader process, µs inside next"
-            yield Goal(label, row["next_us"], NEXT_US, NEXT_US, at_most=True)
 
 
 def main() -> None:
