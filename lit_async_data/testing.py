@@ -104,7 +104,9 @@ def check_contract(source: Source, *, samples: int = 50) -> None:
     with _promise("__len__ returns a whole number"):
         length = len(source)
     assert length >= 1, f"__len__ returned {length}; a source has at least one sample"
-    spec = source.spec
+    with _promise("spec and name are properties that raise nothing"):
+        spec, name = source.spec, source.name
+    assert not callable(spec), "spec is a method; write @property above it"
     assert isinstance(spec, BatchSpec), f"spec is {spec!r}, which is not a BatchSpec"
     assert spec.fields, "spec has no fields; name at least one"
     for key, field in spec.items():
@@ -112,7 +114,7 @@ def check_contract(source: Source, *, samples: int = 50) -> None:
         good = isinstance(dtype, np.dtype) and dtype.isnative and (dtype.kind, dtype.itemsize) in TENSOR_TYPES
         assert good, f"spec: {key} has dtype {dtype!r}, which no tensor can have"
     assert source.spec == spec, "spec returned something else the second time"
-    assert isinstance(source.name, str), f"name is {source.name!r}; it must be text"
+    assert isinstance(name, str), f"name is {name!r}; it must be text"
     chosen = np.unique(np.linspace(0, length - 1, min(samples, length)).astype(np.int64))
     checks = {
         "locate, chunks, parts, places, fingerprint, ids and column describe all samples": _check_description,

@@ -24,7 +24,7 @@ from lit_async_data.lightning.loops import loaders_in, on_rank_zero
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.hdf5.storage.codecs import read_chunk, write_chunk
-from lit_async_data.sources.local_files import expanded
+from lit_async_data.sources.local_files import expanded, not_local
 from lit_async_data.sources.table.formats import arrow
 
 # Bytes, about, that are held before they are written or merged; bytes that a text is taken to have.
@@ -189,6 +189,8 @@ class PredictionWriter(pl.Callback):
         if not isinstance(path, str | os.PathLike) or not os.fspath(path):
             raise ConfigError(f"{path!r} is not the path of a folder; give one for the predictions", "path")
         self.path = expanded(os.fspath(path)).rstrip("/") or "/"
+        if why := not_local(self.path):
+            raise ConfigError(f"{self.path}: {why}", "path")
         self._partial = f"{self.path}.partial"
         self._predictions: list[LoaderPredictions] = []
 

@@ -116,6 +116,11 @@ def datasets_of(group: Any, seen: set[h5py.Group], path: str = "") -> Iterator[D
 def _conventions(group: Any, path: str) -> Mapping[str, dict[str, Any]]:
     """The roles that a format gives to the datasets below a group, by patterns of their names."""
     nexus, signal, axes = (_texts(group.attrs.get(name, ())) for name in ("NX_class", "signal", "axes"))
+    if nexus == ["NXdata"] and not signal:  # as written before 2014: the dataset says it
+        for each in itertools.islice(group, MOST_MEMBERS):
+            node = _member(group, each, f"{path}/{each}")
+            if isinstance(node, h5py.Dataset) and "signal" in node.attrs:
+                signal, axes = [str(each)], re.split("[:,]", "".join(_texts(node.attrs.get("axes", ""))).strip("[]"))
     if nexus == ["NXdata"] and signal:
         grid = len(axes) == 2 and "." not in axes and not has_word(axes[0], _REPEATED)
         return {re.escape(signal[0]): {"axis": "grid" if grid else "".join(axes[:1]).strip(".")}, ".*": _METADATA}

@@ -217,6 +217,8 @@ def test_a_run_that_ends_early_leaves_no_result_and_its_writer_starts_anew(tmp_p
 def test_what_is_no_path_is_refused(path):
     with pytest.raises(ConfigError, match="is not the path of a folder"):
         lad.PredictionWriter(path)
+    with pytest.raises(ConfigError, match="s3://b/p: an address, not a path"):
+        lad.PredictionWriter("s3://b/p")
 
 
 def test_without_pyarrow_it_says_what_to_install(tmp_path, monkeypatch):

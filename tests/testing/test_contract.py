@@ -177,6 +177,7 @@ class Draws(Squares):
             "y has dtype .*U5.*, which no tensor can have",
         ),
         (broken(__len__=lambda self: 0), "__len__ returned 0"),
+        (broken(spec=Squares().read_into), "spec is a method; write @property above it"),
         (object, "object does not inherit from lit_async_data.Source"),
     ],
 )
@@ -223,6 +224,7 @@ NO_ROW = ValueError("no such row")
             broken(__reduce_ex__=failing(TypeError("cannot pickle"))),
             "a source can be pickled, without the connections and open files that it opens again; here it r",
         ),
+        (broken(name=property(failing(OSError("gone")))), "spec and name are properties that raise nothing; here it"),
         (broken(close=failing(OSError("closed"))), "close can be called twice; here it raised OSError: closed"),
     ],
 )
