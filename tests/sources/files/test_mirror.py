@@ -1,26 +1,11 @@
 """A mirror has the bytes of its object or says that it lacks them, whoever else writes it."""
 
-import os
-
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
+from support.files.mirrors import DATA, SIZE, get, opened
 
-from lit_async_data.sources.files.identity import FileIdentity
-from lit_async_data.sources.files.mirror import BLOCK, Mirror, runs
-
-WHICH = FileIdentity.of_object("x", 1, "tag")
-SIZE = 7 * BLOCK + 123
-DATA = np.random.default_rng(0).integers(0, 256, SIZE, np.uint8)
-
-
-def opened(folder, size=SIZE):
-    names = (os.path.join(folder, name) for name in ("x.data", "x.crc"))
-    return Mirror(*(os.open(name, os.O_RDWR | os.O_CREAT, 0o600) for name in names), size)
-
-
-def get(begin, end):
-    return memoryview(DATA[begin:end].tobytes())
+from lit_async_data.sources.files.mirror import BLOCK, runs
 
 
 @hypothesis.given(

@@ -1,30 +1,16 @@
 """A file whose blocks are fetched: each once, by threads that answer to all who wait."""
 
-import os
 import threading
 
 import numpy as np
 import pytest
+from support.files.mirrors import DATA, WHICH, at, get, opened
 
 from lit_async_data.errors import ClosedError, SourceError, StalledError, WorkerError
 from lit_async_data.sources.files import transport as transport_module
-from lit_async_data.sources.files.identity import FileIdentity
-from lit_async_data.sources.files.mirror import BLOCK, Mirror
+from lit_async_data.sources.files.mirror import BLOCK
 from lit_async_data.sources.files.mirrored import MirroredFile
 from lit_async_data.sources.files.transport import Transport
-
-WHICH = FileIdentity.of_object("x", 1, "tag")
-SIZE = 7 * BLOCK + 123
-DATA = np.random.default_rng(0).integers(0, 256, SIZE, np.uint8)
-
-
-def opened(folder, size=SIZE):
-    names = (os.path.join(folder, name) for name in ("x.data", "x.crc"))
-    return Mirror(*(os.open(name, os.O_RDWR | os.O_CREAT, 0o600) for name in names), size)
-
-
-def get(begin, end):
-    return memoryview(DATA[begin:end].tobytes())
 
 
 @pytest.fixture
@@ -32,11 +18,6 @@ def transport():
     made = Transport(4)
     yield made
     made.close()
-
-
-def at(*blocks):
-    begins = np.array(blocks, np.int64) * BLOCK
-    return begins, np.minimum(begins + BLOCK, SIZE)
 
 
 def test_each_block_is_fetched_once_and_a_reader_waits_for_what_is_on_its_way(tmp_path, transport):
