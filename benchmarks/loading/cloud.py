@@ -9,7 +9,7 @@
 * loop: CPU time of a training loop's process beside a reader process, for a remote and for a local file.
 * peers: h5py over fsspec's HTTP files, by rows and in our order; Lance, if pylance is installed, by rows and by blocks.
 
-The server runs in a process of its own, on the same cores: each answer begins so many milliseconds later, and all share
+The server runs in a process of its own, on the same cores: a latency in milliseconds delays each answer, and all share
 one line. Each contender of a round has a new source, which holds nothing; contenders take turns, and figures are
 medians over the rounds. Chunks are shuffled as `shuffle="auto"` does. Before that the program compares values.
 """
@@ -134,7 +134,7 @@ def write_small(path: str, _: int) -> None:
 def write_chunks(
     path: str, chunks: Sequence[bytes], nbytes: int, shape: tuple[int, ...], libver: str = "v110", **options: Any
 ) -> None:
-    """Repeat stored chunks until they have so many bytes."""
+    """Repeat stored chunks until they have ``nbytes``."""
     count = nbytes // len(chunks[0])
     with h5py.File(path, "w", libver=(libver, "v110")) as file:
         data = file.create_dataset("data", (count * shape[0], *shape[1:]), "u1", chunks=shape, **options)
@@ -181,7 +181,7 @@ class Measured:
 
 
 def measured(opened: contextlib.AbstractContextManager[Iterator[Any]], run: Run, most: int = 2**60) -> Measured:
-    """Measure once a while has passed; at most so many samples."""
+    """Measure once a while has passed; at most ``most`` samples."""
     with opened as batches:
         began = time.perf_counter()
         next(batches)

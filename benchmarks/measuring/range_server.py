@@ -47,7 +47,7 @@ class RangeServer:
         self._process.join()
 
     def set(self, milliseconds: float, mbit: float) -> None:
-        """Each answer begins so much later; all answers share one line of so many Mbit/s."""
+        """Set the delay of each answer, and the rate of the line that all answers share."""
         self._shared[LATENCY], self._shared[RATE] = milliseconds / 1e3, mbit * 1e6 / 8
 
     @property

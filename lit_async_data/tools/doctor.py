@@ -32,7 +32,7 @@ from lit_async_data.tools.terminal import as_json, indented, section, shapes, ta
 
 CLOSE = 0.9  # rates above this share of the best count as equal: measurements differ by as much
 MOST_TIMES = 4  # a measurement of a slow loader takes at most this many times its seconds
-# So many groups in a file open slowly from a store; requests for so few bytes take as long as for ten times as many.
+# A file with this many groups opens slowly from a store; a request for fewer bytes takes as long as for ten times more.
 MANY_GROUPS, SMALL_BYTES = 50, 2**16
 GROUPS = 2  # groups of the chunk shuffle that a measurement spans: work comes with each new group
 

@@ -52,7 +52,7 @@ from lit_async_data.tools.check_all import check_all
 from lit_async_data.tools.contents import PLAIN, SPACE, ColumnReport, Dataset, Report, Scope, Suggestion
 from lit_async_data.tools.terminal import as_json
 
-MOST_DATASETS = 20_000  # of one file, that are looked at
+MOST_DATASETS = 20_000  # of one file that `inspect` reads
 LABELS = "y|labels?|targets?|class(es)?|clusters?|(cell)?types?|actions?|gt|truth|true"
 MASKS = "masks?|segmentations?|reconstructions?"
 CODED = ("categorical", "nullable")  # kinds of datasets of numbers that stand for names, or beside a mask

@@ -286,7 +286,7 @@ class StreamQueue(InlineQueue):
             self.tickets.pop()
 
     def _copy_less(self, batches: int) -> None:
-        """Copy at most so many batches ahead: the loop needs only one at a time."""
+        """Copy at most these ``batches`` ahead: the loop needs only one at a time."""
         if self._most == math.inf:
             log.warning("the device has no memory for more: batches are copied ahead as with device_depth=%d", batches)
         self._most = batches

@@ -91,11 +91,11 @@ class MirrorFolder(CacheFolder):
             raise
         return opened[0], opened[1]
 
-    def keep(self, path: str, data: bytes) -> None:
+    def keep(self, path: str, state: FileIdentity | None, data: bytes) -> None:
         """Keep a whole file, if it still fits; counted by this process."""
         self._room = (self._free() if self._room is None else self._room) - len(data)
         if self._room >= 0:
-            self.store(path, *_kept_as(path), data)
+            self.store(path, *_kept_as(path, state), data)
 
     def has(self, name: str) -> bool:
         """Whether there is a mirror of some version of an object."""
@@ -147,10 +147,10 @@ class MirrorFolder(CacheFolder):
 _ENDS, _WHOLE = (".data", ".crc"), ".whole"  # the two files of a mirror; a file that came whole
 
 
-def _kept_as(path: str) -> tuple[str, bytes]:
+def _kept_as(path: str, state: FileIdentity | None) -> tuple[str, bytes]:
     """The name and the head of a file that came whole."""
-    state = "" if is_address(path) else f" in state {FileIdentity.of(os.stat(path)).state}"
-    head = f"{system.OURS}: the file {path}{state}; may be deleted\n"
+    of = "" if state is None else f" in state {state.state}"
+    head = f"{system.OURS}: the file {path}{of}; may be deleted\n"
     return f"{_digest(path)}{_WHOLE}", head.encode("utf-8", "surrogateescape")
 
 
@@ -317,12 +317,15 @@ class Files:
         """A small file whole, which may be in the cache folder, or on its way."""
         if coming is not None:
             return self._transport.result_of(coming, path)
-        kept = None if self.folder is None else self.folder.load(path, *_kept_as(path))
+        kept = None
+        with contextlib.suppress(OSError):  # the store tells that a file is gone
+            state = None if is_address(path) else FileIdentity.of(os.stat(path))
+            kept = None if self.folder is None else self.folder.load(path, *_kept_as(path, state))
         return self._got(path, lambda: self._whole(path)) if kept is None else kept
 
     def keeps(self, path: str) -> bool:
         """Whether the cache folder has a whole file."""
-        return self.folder is not None and os.path.exists(os.path.join(self.folder.path, _kept_as(path)[0]))
+        return self.folder is not None and os.path.exists(os.path.join(self.folder.path, _kept_as(path, None)[0]))
 
     def _whole(self, path: str) -> bytes:
         store = self._store(path)
@@ -333,7 +336,7 @@ class Files:
         data = bytes(head)
         self._transport.arrived(len(data))
         if self.folder is not None:
-            self.folder.keep(path, data)
+            self.folder.keep(path, version.identity, data)
         return data
 
     def fetch_small(self, file: MirroredFile) -> None:

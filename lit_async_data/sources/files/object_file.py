@@ -21,7 +21,7 @@ from lit_async_data.sources.files.mirrored import MirroredFile
 # Metadata is fetched in pieces of this size: a smaller one needs as long, and the next object is often near. A piece
 # behind the last is twice as long, up to the most.
 PIECE, MOST_PIECE = 4 * BLOCK, 2**20
-# At most so many bytes of objects are fetched because a node has their addresses; then by blocks instead of pieces.
+# The most bytes of objects that are fetched because a node names them; more objects come by blocks, not by pieces.
 _MOST_AHEAD = 2**26
 _HEAD = 24  # bytes of a node of a tree before its first key
 _GROUP_NODE_BYTES, _GROUP_TREE_BYTES = 8 + 40 * 8, 544  # of the default sizes

@@ -78,6 +78,21 @@ def test_with_a_cache_the_next_source_makes_a_request_for_the_table_alone(folder
     assert len(server.requests) == 2
 
 
+def test_a_file_of_a_mount_is_kept_in_its_state_alone(folder):
+    def source():
+        return lad.ManifestSource(str(folder / "t.csv"), {"x": "path"}, cache=folder.parent / "cache")
+
+    before = batches(source())[0]["x"][0]
+    os.replace(folder / "im" / "1.png", folder / "im" / "0.png")
+    after = batches(lad.ManifestSource(str(folder / "t.csv"), {"x": "path"}, filters=[["path", "==", "im/0.png"]]))
+    (folder / "im" / "1.png").write_bytes((folder / "im" / "0.png").read_bytes())
+    assert (batches(source())[0]["x"][0] == after[0]["x"][0]).all()
+    assert (before != after[0]["x"][0]).any()
+    (folder / "im" / "0.png").unlink()
+    with pytest.raises(MissingError, match=r"row 0 of .*im/0\.png: no such"):
+        batches(source())
+
+
 def test_rows_outside_of_the_root_are_refused(folder, server, s3):
     for outside in (
         "s3://other/a.png",
