@@ -34,7 +34,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "sample": {"help": "row; group or dataset if each of these is a sample (HDF5)"},
     "rows": {"metavar": "NAME", "help": "a dataset with the rows to take (HDF5)"},
     "table": {"metavar": "TABLE", "help": "a table of more columns (HDF5)"},
-    "on": {"nargs": "+", "metavar": "COLUMN", "help": "its column of ids; or COLUMN=file, COLUMN=group (HDF5)"},
+    "on": {"nargs": "+", "metavar": "COLUMN", "help": "its column of ids, or COLUMN=file, COLUMN=group; else found"},
     "root": {"metavar": "DIR", "help": "the folder that relative paths start from (tables)"},
     "id": {"metavar": "NAME", "help": "column of sample ids (tables)"},
     "image_size": {"nargs": "+", "type": int, "metavar": "N", "help": "height and width of images"},
@@ -100,7 +100,8 @@ def override(key: str, value: Any) -> str:
 
 def _written(value: Any, *, hydra: bool = False) -> str:
     if isinstance(value, Mapping):
-        pairs = (f"{key if hydra else _written(key)}: {_written(each, hydra=hydra)}" for key, each in value.items())
+        keys = [re.sub(r"([()\[\]:=, ])", r"\\\1", key) if hydra else _written(key) for key in value]
+        pairs = (f"{key}: {_written(each, hydra=hydra)}" for key, each in zip(keys, value.values(), strict=True))
         return f"{{{', '.join(pairs)}}}"
     if isinstance(value, list):
         return "[" + ", ".join(_written(each, hydra=hydra) for each in value) + "]"
@@ -116,15 +117,9 @@ def _written(value: Any, *, hydra: bool = False) -> str:
     return f'"{value}"'
 
 
-def add_source_arguments(parser: argparse.ArgumentParser) -> None:
-    for name, given in ARGUMENTS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", **given)
-    add_access_arguments(parser)
-
-
-def add_access_arguments(parser: argparse.ArgumentParser) -> None:
-    for name, given in ACCESS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", **given)
+def add_source_arguments(parser: argparse.ArgumentParser, given: Mapping[str, Any] = ARGUMENTS | ACCESS) -> None:
+    for name, options in given.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", **options)
 
 
 def access(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -133,9 +128,11 @@ def access(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def given_source(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
-    source, files = source_of(paths)
+    source, files, table = source_of(paths)
     options: dict[str, Any] = {name: value for name in ARGUMENTS if (value := getattr(arguments, name)) is not None}
     options |= access(arguments)
+    if table and options.setdefault("table", table) != table:
+        raise ConfigError(f"{table} is a second table; give one", "table")
     fields: dict[str, Any] = _by_key(options.pop("fields", ()))
     if others := options.keys() - set(_SOURCES[source][3]):
         raise ConfigError(f"{source} has no such option; leave it out", min(others))
@@ -146,8 +143,11 @@ def given_source(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
     return Call(source, files if files[1:] else files[0], fields, options)
 
 
-def source_of(paths: Sequence[str]) -> tuple[str, list[str]]:
+def source_of(paths: Sequence[str]) -> tuple[str, list[str], str]:
+    """The class, its files, and the table beside HDF5 files; empty if there is none."""
     files = list(map(expanded, paths))
+    table = next(filter(is_table, files), "") if len(files) > 1 else ""
+    files = [each for each in files if each != table]
     path = next(filter(is_table, files), files[0])
     folder = not is_address(path) and os.path.isdir(local_path(path))
     ends = {os.path.splitext(name)[1].lower() for name in os.listdir(path)} if folder else set[str]()
@@ -155,9 +155,9 @@ def source_of(paths: Sequence[str]) -> tuple[str, list[str]]:
         raise ConfigError(f"{path} is a folder of HDF5 files; write {os.path.join(path, '*')}{found[0]}", "input")
     source = "ManifestSource.from_folder" if folder else "ManifestSource" if is_table(path) else "HDF5Source"
     source = "ManifestSource" if ".parquet" in ends else source
-    if len(files) > 1 and source != "HDF5Source":
-        raise ConfigError(f"{path} is a table or a folder; give it alone, or HDF5 files with --table {path}", "input")
-    return source, files
+    if len(paths) > 1 and source != "HDF5Source":
+        raise ConfigError(f"{path} is a table or a folder; give it alone, or HDF5 files and one table", "input")
+    return source, files, table
 
 
 def _by_key(given: Sequence[str]) -> dict[str, str]:

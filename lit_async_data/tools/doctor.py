@@ -39,7 +39,7 @@ GROUPS = 2  # groups of the chunk shuffle that a measurement spans: work comes w
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("files", nargs="+", metavar="FILE", help="HDF5 files, a table, or a folder")
+    add("files", nargs="+", metavar="FILE", help="HDF5 files (and a table of labels), a table, or a folder")
     add("--batch-size", type=int, default=64, metavar="N", help="samples per batch (64)")
     add_source_arguments(parser)
     add("--seconds", type=float, default=1.0, metavar="S", help="for each setting (1); more is more exact")

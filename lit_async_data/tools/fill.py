@@ -21,7 +21,7 @@ from lit_async_data.sources.files.files import Files
 from lit_async_data.sources.files.transport import Started
 from lit_async_data.sources.hdf5.schema.field import chosen_files
 from lit_async_data.sources.manifest.columns import kind_of_path
-from lit_async_data.tools.call import access, add_access_arguments
+from lit_async_data.tools.call import ACCESS, access, add_source_arguments
 from lit_async_data.tools.terminal import progress_bar
 
 SMALL = ("image", "npy")  # kinds of files that come whole
@@ -30,7 +30,7 @@ PIECE_BYTES, AHEAD = 2**25, 16  # what is waited for at a time; how many pieces,
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", metavar="FILE", help="files, addresses or patterns, as a source names them")
-    add_access_arguments(parser)
+    add_source_arguments(parser, ACCESS)
 
 
 def run(arguments: argparse.Namespace) -> None:

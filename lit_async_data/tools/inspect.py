@@ -1,12 +1,12 @@
 """Shows what HDF5 files, tables and folders hold, how each dataset is read, and the lines that read them.
 
   python -m lit_async_data inspect scans/*.h5
-  python -m lit_async_data inspect birds.csv --json
+  python -m lit_async_data inspect scans/*.h5 patients.csv --json
   python -m lit_async_data inspect birds.csv --check-all
 
-Several files are parts of one dataset: the first is described. --check-all reads every sample, lists those that cannot
-be read, and ends with exit status 1 if there are any. The options from --fields on describe the source that it reads;
-without --fields, it is the one that inspect suggests.
+Several files are parts of one dataset: the first is described. A table beside them has their labels. --check-all reads
+every sample, lists those that cannot be read, and ends with exit status 1 if there are any. The options from --fields
+on describe the source that it reads; without --fields, it is the one that inspect suggests.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ from lit_async_data.errors import AsyncDataError, ConfigError, ManifestError, Mi
 from lit_async_data.sources.files.files import Files
 from lit_async_data.sources.files.stores import is_address
 from lit_async_data.sources.hdf5.index.index import IndexCache
+from lit_async_data.sources.hdf5.parts.samples import ends_of, groups_of
 from lit_async_data.sources.hdf5.schema.categories import PACKING
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup
+from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors
 from lit_async_data.sources.hdf5.storage.handles import identity_of, open_h5py
 from lit_async_data.sources.local_files import has_word, is_pattern
@@ -70,11 +72,13 @@ _FILES = {"image": "images", "npy": "arrays", "hdf5": "rows of HDF5 files"}
 # Names of columns that are neither inputs nor labels.
 _STAGES = "split|fold|stage|set|subset"
 _OTHERS = f"ids?|uid|index|{_STAGES}"
+_INDEX = "index|unnamed"  # names of columns that pandas numbers
+_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_ ./\-()\[\]:=,]*")  # names that Hydra takes for keys
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = "HDF5 files (also NetCDF, AnnData, MATLAB v7.3), a table (CSV, Parquet, JSON lines), or a folder of classes"
-    parser.add_argument("files", nargs="+", metavar="FILE", help=f"{kinds}; or a pattern")
+    parser.add_argument("files", nargs="+", metavar="FILE", help=f"{kinds}; or a pattern; or files and a table")
     parser.add_argument("--json", action="store_true", help="print values for programs; docs/tools/inspect.md has them")
     parser.add_argument("--check-all", action="store_true", help="read every sample, and list the bad ones")
     parser.add_argument("--bad-list", default="bad_samples.csv", metavar="PATH", help="the list (bad_samples.csv)")
@@ -96,12 +100,16 @@ def given_call(paths: Sequence[str], arguments: argparse.Namespace, *, whole: bo
     call = given_source(paths, arguments)
     if call.fields and call.source != "HDF5Source":
         return call
-    report = report_on(paths, suggest=not call.fields, **access(arguments))
+    table = "" if "on" in call.options else call.options.get("table", "")
+    report = report_on(paths, suggest=bool(table) or not call.fields, table=table, **access(arguments))
     if not report.suggestions and not call.fields:
         why = f"python -m lit_async_data inspect {shlex.join(paths[:3])} says why; name them: --fields x=NAME y=NAME"
         raise ConfigError(f"nothing in {paths[0]} looks like samples; {why}", "fields")
     found = report.suggestions[0].call if report.suggestions else call
-    options, fields, images = {**found.options, **call.options}, dict(call.fields or found.fields), dict[str, Any]()
+    if table and "on" not in found.options:
+        raise ConfigError(f"no column of {table} fits, as inspect says; name yours: --on COLUMN=DATASET", "on")
+    options = {name: each for name, each in found.options.items() if not call.fields or name in ("on", "unmatched")}
+    options, fields, images = {**options, **call.options}, dict(call.fields or found.fields), dict[str, Any]()
     if call.source == "HDF5Source":
         image = {name: options.pop(name) for name in IMAGE if name in options}
         names = {key: name_of(each) for key, each in fields.items() if isinstance(each, str) or "decode" in each}
@@ -117,11 +125,11 @@ def given_call(paths: Sequence[str], arguments: argparse.Namespace, *, whole: bo
     return dataclasses.replace(call, path=path, fields=fields | images, options=options, left_out=others)
 
 
-def report_on(given: Sequence[str], *, suggest: bool = True, **options: Any) -> Report:
-    """What files hold; the options are those of `ACCESS`."""
-    source, paths = source_of(given)
+def report_on(given: Sequence[str], *, suggest: bool = True, table: str | None = None, **options: Any) -> Report:
+    """What files hold; ``table`` is the one beside them, if not given; the options are those of `ACCESS`."""
+    source, paths, beside = source_of(given)
     if source == "HDF5Source":
-        return hdf5_report(paths, suggest=suggest, **options)
+        return hdf5_report(paths, beside if table is None else table, suggest=suggest, **options)
     if source == "ManifestSource":
         return table_report(paths[0], **options)
     report, call = Report("folder", paths), Call(source, paths[0], options=options)
@@ -133,11 +141,13 @@ def report_on(given: Sequence[str], *, suggest: bool = True, **options: Any) -> 
     return report
 
 
-def hdf5_report(given: Sequence[str], *, suggest: bool = True, **options: Any) -> Report:
+def hdf5_report(given: Sequence[str], table: str = "", *, suggest: bool = True, **options: Any) -> Report:
     files = Files(**options)
     matched = [files.matching(each) if is_pattern(each) else [each] for each in given]
     paths = contents.of_training(dict.fromkeys(itertools.chain.from_iterable(matched)))
     first, report = paths[0], Report("HDF5", paths)
+    if columns := _Columns(table, options, files) if table else None:
+        report.columns, report.rows = columns.columns, len(columns.table)
     path = given[0] if is_address(first) and matched == [paths] else _path_of(paths)
     with as_source_errors(first, "cannot be read", file=first), closing(files), open_h5py(first, files) as file:
         if not any(map(is_address, paths)):
@@ -151,8 +161,17 @@ def hdf5_report(given: Sequence[str], *, suggest: bool = True, **options: Any) -
             scope.path, scope.options = path, options
             for node in scope.nodes:
                 contents.describe(group, node, options)
-            found = suggestions(scope, report.notes)
+            found, known = suggestions(scope, report.notes), len(report.suggestions)
             report.suggest(found if suggest else [])
+            if columns and report.suggestions[known:]:
+                base = next(each for each in found if each.call is report.suggestions[-1].call)
+                with heard(report.notes):
+                    report.suggest(labelled := list(columns.labelled(base, scope)))
+                report.suggestions[known:] = report.suggestions[-1:]
+                if not labelled:
+                    what = "names files or groups, or has the ids of a dataset, each once (as text: 0012 is not 12) and"
+                    what += " none missing, under a name that train.py can take; else give on={COLUMN: DATASET}"
+                    report.notes.append(f"{base.title}: no column of {table} {what}")
             report.groups += [{"name": scope.group, "count": scope.count}] if scope.group else []
             report.datasets += scope.nodes
     if not report.suggestions and not report.notes:
@@ -418,6 +437,47 @@ class _Columns:
     def field(self, *columns: ColumnReport, **options: Any) -> Given:
         names, null = [each.name for each in columns], {"null": "drop"} if any(c.missing for c in columns) else {}
         return named(names if names[1:] else names[0], options | null)
+
+    def labelled(self, given: Suggestion, scope: Scope) -> Iterator[Suggestion]:
+        """A proposal for HDF5 files with each label of this table; at last, with those of the files."""
+        ways = sorted(self._ways(given.call, scope), key=lambda w: (*w[:2], not has_word(w[2], _INDEX)), reverse=True)
+        pairs = [(way, y) for way in ways for y in (*self.labels[:3], None) if y is None or y.name != way[2]]
+        for (whole, _, name, what), y in pairs:
+            options = {**given.call.options, "table": self.path, "on": name if name == what else {name: what}}
+            options |= {"unmatched": "" if whole else "skip"}
+            fields, title, notes = dict(given.call.fields), given.title, list(given.notes)
+            if y is not None:
+                fields["y"], title = self.field(y), f"{title.partition(' with ')[0]} with {y.name} of {self.path}"
+                options["layout"] = {key: each for key, each in options.get("layout", {}).items() if key != "y"}
+            if labels := ", ".join(c.name for c in self.labels if c is not y and c.name != name):
+                notes.append(f"{self.path} has other labels: {labels}")
+            if names := ", ".join({other: "" for full, _, other, _ in ways if full and other != name}):
+                notes.append(f"{names} of {self.path} fits, too: check that {name} is the column for on=")
+            if what not in ("file", "group"):
+                notes.append(f'split(…, groups="{name}") keeps the samples of one row of {self.path} in one stage')
+            options = {name: each for name, each in options.items() if each}
+            yield Suggestion(title, dataclasses.replace(given.call, fields=fields, options=options), tuple(notes))
+
+    def _ways(self, call: Call, scope: Scope) -> Iterator[tuple[bool, int, str, str]]:
+        """Columns and what they name: whether each sample has a row, how sure the way is, the column, what it names."""
+        with closing(HDF5Source(call.path, dict(call.fields), **call.options)) as source:
+            units = {"file": [ends_of(path) for path in source.paths]}
+            units["group"] = [ends_of(name) for part in source.stored_parts for name in groups_of(part)]
+        options = {name: each for name, each in call.options.items() if name != "layout"}
+        for node in (n for n in scope.nodes if n.flat and not has_word(n.name, LABELS)):
+            ids = dataclasses.replace(call, fields={"x": {"name": node.field, "kind": "text"}}, options=options)
+            with contextlib.suppress(AsyncDataError), closing(ids.build()) as found:  # else neither text nor integers
+                units.setdefault(node.field, [[text] for text in found.spec["x"].texts])
+        numbers = [n.field for n in scope.nodes if n.type != "text"]
+        for name in (c.name for c in self.columns if c.distinct == len(self.table)):
+            with contextlib.suppress(AsyncDataError):  # neither text nor integers, or a value is missing
+                values = set(self.table.encoded(name)[1])
+                for what, names in units.items() if _KEY.fullmatch(name) else ((name, units.get(name, [])),):
+                    sure = 2 if what.split("/")[-1] == name else int(what in ("file", "group"))
+                    # Numbers such as ages are in most columns of numbers, but they are few of these.
+                    least = 1 if sure else max(len(names), len(values) / 2 if what in numbers else 1)
+                    if (matched := sum(not values.isdisjoint(each) for each in names)) >= least:
+                        yield matched == len(names), sure, name, what
 
     def _of_files(self, column: ColumnReport) -> Given:
         found = dict[str, Any]()

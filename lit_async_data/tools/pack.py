@@ -59,7 +59,7 @@ TEXT = h5py.string_dtype()
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("input", nargs="+", metavar="INPUT", help="HDF5 files, or one table, or one folder")
+    add("input", nargs="+", metavar="INPUT", help="HDF5 files (and a table of labels), a table, or a folder")
     add("-o", "--output", required=True, metavar="OUT.h5", help="the file to write")
     add_source_arguments(parser)
     add("--columns", nargs="+", default=[], metavar="NAME", help="keep more columns, for groups of a split")

@@ -27,6 +27,9 @@ def test_words_become_fields_and_options():
     assert call_of(["a.h5"], *typed) == Call("HDF5Source", "a.h5", fields, {"layout": {"x": "NHWC"}, "group": "run_*"})
     for typed, on in ((["file"], "file"), (["scan=file"], {"scan": "file"})):
         assert call_of(["a.h5"], "--table", "t.csv", "--on", *typed).options == {"table": "t.csv", "on": on}
+        assert call_of(["a.h5", "t.csv"], "--on", *typed) == Call(
+            "HDF5Source", "a.h5", {}, {"table": "t.csv", "on": on}
+        )
     assert call_of(["a.h5", "b.h5"], "--layout", "NHWC") == Call("HDF5Source", ["a.h5", "b.h5"], {}, {"layout": "NHWC"})
     for typed, size in ((["8"], 8), (["8", "6"], (8, 6))):
         assert call_of(["t.csv"], "--image-size", *typed).options == {"image_size": size}
@@ -46,15 +49,25 @@ def test_a_folder_is_a_table_or_classes(name, source):
     [
         (["x.h5"], ["--delimiter", ";"], "delimiter: HDF5Source has no such option"),
         (["scans"], [], r"scans is a folder of HDF5 files; write scans/\*.h5"),
-        (["t.csv", "u.csv"], [], "t.csv is a table or a folder; give it alone"),
-        (["a.h5", "t.csv"], [], "t.csv is a table or a folder; give it alone, or HDF5 files with --table t.csv"),
+        (["t.csv", "u.csv"], [], "u.csv is a table or a folder; give it alone"),
+        (["a.h5", "t.csv", "u.csv"], [], "u.csv is a table or a folder; give it alone, or HDF5 files and one table"),
+        (["photos", "t.csv"], [], "photos is a table or a folder; give it alone, or HDF5 files and one table"),
+        (["a.h5", "t.csv"], ["--table", "u.csv"], "table: t.csv is a second table; give one"),
     ],
 )
 def test_words_that_no_source_takes_are_named(paths, typed, said):
     os.mkdir("scans")
+    os.mkdir("photos")
     Path("scans/1.h5").touch()
     with pytest.raises(ConfigError, match=said):
         call_of(paths, *typed)
+
+
+@pytest.mark.parametrize("name", ["Unnamed: 0", "Patient (ID)", "a, [b]=c", "scan/no. 1-2"])
+def test_names_of_columns_come_through_hydra_as_keys(name):
+    (typed,) = shlex.split(override("on", {name: "file"}))
+    (parsed,) = OverridesParser.create().parse_overrides([typed])
+    assert OmegaConf.create({"on": parsed.value()}) == {"on": {name: "file"}}
 
 
 @settings(max_examples=150)

@@ -367,18 +367,159 @@ def test_all_fields_of_a_packed_file_are_suggested(keep_parts):
     assert check(suggestion)["picture"].shape[1:] == (3, 8, 9)
 
 
-@pytest.mark.parametrize(("column", "on"), [("scan", "scan=file"), ("patient", "patient")])
-def test_a_table_gives_labels_to_files(column, on, capsys):
-    slices(x=np.zeros((5, 4)))
-    names = {"scan": [f"slice_{n}" for n in range(4)], "patient": range(100, 104)}
-    parquet.write_table(pa.table({column: list(names[column]), "diagnosis": ["a", "b", "b", "a"]}), "table.parquet")
-    files, table = [f"slice_{n}.h5" for n in range(4)], ["--table", "table.parquet", "--on", on]
-    assert main(["pack", *files, *table, "--fields", "x=x", "y=diagnosis", "-o", "packed.h5"]) == 0
-    with contextlib.closing(HDF5Source("packed.h5", ["x", "y"])) as packed:
-        assert packed.spec["y"].classes == ("a", "b")
-        assert packed.column("y")[::5].tolist() == [0, 1, 1, 0]
-    assert main(["inspect", *files, "table.parquet"]) == 2
-    assert "give it alone, or HDF5 files with --table table.parquet" in capsys.readouterr().err
+def scans(**datasets):
+    """Four files, `scan_0.h5` to `scan_3.h5`, of five rows each."""
+    for number in range(4):
+        own = {name: values[number] for name, values in datasets.items()}
+        examples.datasets(f"scan_{number}.h5", {"image": np.zeros((5, 8, 9, 3), "u1"), **own})
+
+
+def by_folder():
+    for number in range(4):
+        Path(f"p{number}").mkdir()
+        examples.datasets(f"p{number}/scan.h5", {"x": np.zeros((5, 4))})
+
+
+def groups():
+    examples.datasets("study.h5", {f"eeg/rat_{n}/x": np.zeros((9, 4)) for n in range(4)})
+
+
+def datasets():
+    examples.datasets("study.h5", {f"images/{n}.x": np.zeros((9, 8, 3), "u1") for n in range(10)})
+
+
+def matlab():
+    examples.datasets("study.h5", {"X": np.zeros((4, 3, 8, 8)), "subject": np.arange(4.0)[None] + 70})
+
+
+def packed():
+    scans(patient=np.repeat(np.arange(70, 74), 5).reshape(4, 5))
+    files = [f"scan_{n}.h5" for n in range(4)]
+    assert main(["pack", *files, "--fields", "x=image", "--columns", "patient", "-o", "study.h5"]) == 0
+
+
+RATS, IDS = [f"rat_{n}" for n in range(5)], np.arange(70, 74)
+OF_ROWS = np.repeat(IDS, 5).reshape(4, 5)
+# What is written, the names of the files, a column, its values, and what `on` says of them.
+JOINED = [
+    (scans, "scan_*.h5", "scan", [f"scan_{n}" for n in range(6)], "file"),
+    (scans, "scan_*.h5", "file", [f"scan_{n}.h5" for n in range(4)], "file"),
+    (scans, "scan_*.h5", "Name (of: it)", [f"scan_{n}.h5" for n in range(4)], "file"),
+    (lambda: scans(mask=np.zeros((4, 5, 8, 9, 3), "u1")), "scan_*.h5", "file", [f"scan_{n}" for n in range(4)], "file"),
+    (by_folder, "**/*.h5", "path", [f"p{n}/scan.h5" for n in range(4)], "file"),
+    (groups, "study.h5", "rat number", RATS, "group"),
+    (groups, "study.h5", "group", [f"/eeg/{name}" for name in RATS], "group"),
+    (datasets, "study.h5", "name", [f"{n}.x" for n in range(10)], "group"),
+    (lambda: scans(patient=OF_ROWS), "scan_*.h5", "patient", IDS, "patient"),
+    (lambda: scans(patient=OF_ROWS), "scan_*.h5", "patient", list(map(str, IDS)), "patient"),
+    (lambda: scans(subject=OF_ROWS), "scan_*.h5", "PatientID", [*IDS, 1, 2], "subject"),
+    (lambda: scans(subject=OF_ROWS.astype("S")), "scan_*.h5", "PatientID", [*IDS, *range(40)], "subject"),
+    (lambda: scans(**{"meta/patient": OF_ROWS}), "scan_*.h5", "patient", IDS, "meta/patient"),
+    (matlab, "study.h5", "id", IDS, "subject"),
+    (packed, "study.h5", "patient", IDS, "patient"),
+]
+
+
+def tabled(column, values, **others):
+    kinds = np.array(["a", "b", "a"])[np.arange(len(values)) % 3]
+    names = {"score": np.arange(len(values)) / 2, column: list(values), "diagnosis": kinds, **others}
+    parquet.write_table(pa.table(names), "patients.parquet")
+    return "patients.parquet"
+
+
+@pytest.mark.parametrize(("write", "files", "column", "values", "what"), JOINED)
+def test_the_column_of_a_table_that_names_files_groups_or_ids_gives_their_labels(write, files, column, values, what):
+    write()
+    report = report_on([files, tabled(column, values)])
+    suggestion = only(report)
+    assert suggestion.call.options["on"] == (what if what == column else {column: what})
+    assert "unmatched" not in suggestion.call.options
+    assert "y" not in suggestion.call.options.get("layout", {})  # not that of a mask
+    assert "y has 2 classes: a, b" in suggestion.notes
+    assert any(note.startswith("split(") for note in suggestion.notes) == (write is not datasets)
+    assert not report.notes
+    assert [each.name for each in report.columns] == ["score", column, "diagnosis"]
+    assert check(suggestion)["y"][0] == 0
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("patient", [f"{n:04}" for n in IDS]),  # ids are compared as text
+        ("age", [30, 30, 41, 52]),  # one row for each is needed
+        ("id", [70, 71, 72, None]),
+        ("count", range(200)),  # most numbers are in it
+        ("row", range(8)),  # labels are no ids
+        ("onset", [0.5, 1.5, 2.5, 3.5]),
+        ("Prüfling", [f"scan_{n}" for n in range(4)]),  # no key for Hydra
+        ("label", ["auk", "owl", "jay", "kea"]),
+    ],
+)
+def test_a_table_without_a_column_that_fits_is_named(column, values):
+    scans(patient=OF_ROWS, label=[np.arange(5)] * 4)
+    table = tabled(column, values)
+    report = report_on(["scan_*.h5", table])
+    assert f"image with label: no column of {table} names files or groups" in report.notes[0]
+    assert "table" not in only(report).call.options
+    assert check(only(report))["y"].tolist() == [0, 1, 2, 3]
+
+
+def test_commands_refuse_a_table_that_does_not_fit(capsys):
+    scans(count=[np.arange(5)] * 4)
+    table = tabled("id", range(200))
+    for words in (["doctor", "scan_0.h5", table], ["inspect", "--check-all", "scan_0.h5", "--table", table]):
+        assert main(words) == 2
+        assert f"on: no column of {table} fits, as inspect says; name yours: --on" in capsys.readouterr().err
+
+
+def test_samples_without_a_row_are_left_out_and_the_first_is_named():
+    scans(patient=OF_ROWS)
+    report = report_on(["scan_*.h5", tabled("patient", ["70", "73"])])
+    assert "2 of 4 ids have no row: '71', '72'; their samples are left out" in report.notes[0]
+    suggestion = only(report)
+    assert suggestion.call.options["unmatched"] == "skip"
+    assert suggestion.samples == 10
+    assert suggestion.call.fields["y"] == "diagnosis"  # not the ids, although there are only two
+    assert not any("other labels" in note for note in suggestion.notes)
+    check(suggestion)
+
+
+def test_columns_that_fit_as_well_and_other_labels_are_named():
+    for number in range(4):
+        examples.datasets(f"{number}.h5", {"image": np.zeros((5, 8, 9), "u1")})
+    table = tabled("index", range(4), scan=[3, 2, 1, 0], sex=["m", "f", "m", "f"])
+    suggestion = only(report_on(["?.h5", table]))
+    assert suggestion.call.options["on"] == {"scan": "file"}
+    assert f"index of {table} fits, too: check that scan is the column for on=" in suggestion.notes
+    assert f"{table} has other labels: sex" in suggestion.notes
+    scans(patient=OF_ROWS)
+    suggestion = only(report_on(["scan_*.h5", tabled("scan", [f"scan_{n}" for n in range(4)], patient=IDS)]))
+    assert suggestion.call.options["on"] == "patient"  # the same name is surer
+
+
+def test_a_label_that_the_files_have_too_is_not_taken():
+    scans(label=[np.arange(5)] * 4)
+    files = [f"scan_{n}" for n in range(4)]
+    suggestion = only(report_on(["scan_*.h5", tabled("file", files, label=[1, 0, 1, 0])]))
+    assert (suggestion.call.fields["y"], suggestion.call.options["on"]) == ("diagnosis", "file")
+    check(suggestion)
+    report = report_on(["scan_*.h5", tabled("file", files, label=[1, 0, 1, 0], diagnosis=["auk", "owl", "jay", "kea"])])
+    assert "on" not in only(report).call.options
+    assert "'label' is a dataset, and a column of" in report.notes[0]
+
+
+@pytest.mark.parametrize("typed", [["patients.parquet"], ["--table", "patients.parquet"]])
+def test_commands_find_the_column_for_fields_that_are_given(typed, capsys):
+    scans(patient=OF_ROWS)
+    files, table = [f"scan_{n}.h5" for n in range(4)], tabled("patient", IDS)
+    assert main(["pack", *files, *typed, "--fields", "x=image", "score=score", "-o", "a.h5"]) == 0
+    with contextlib.closing(HDF5Source("a.h5", ["score"])) as packed:
+        assert packed.column("score")[::5].tolist() == [0, 0.5, 1, 1.5]
+    assert main(["pack", *files, *typed, "-o", "b.h5"]) == 0
+    assert f'"y": "diagnosis"}}, layout={{"x": "NHWC"}}, table="{table}", on="patient"' in capsys.readouterr().out
+    assert main(["pack", *files, *typed, "--on", "score=file", "-o", "c.h5"]) == 2  # nothing is searched
+    assert main(["doctor", *files, *typed, "--seconds", "0.05"]) == 0
+    assert main(["inspect", "--check-all", *files, *typed]) == 0
 
 
 D = decimal.Decimal

@@ -354,7 +354,7 @@ def check_unindexed(dataset: h5py.Dataset) -> None:
 
 def in_one_file(dataset: h5py.Dataset) -> bool:
     """Whether HDF5 stores a file as one file of the system, so that its offsets are offsets in that file."""
-    return is_mirrored(dataset.file) or bool(dataset.file.id.get_access_plist().get_driver() == h5py.h5fd.SEC2)
+    return is_mirrored(file := dataset.file) or bool(file.id.get_access_plist().get_driver() == h5py.h5fd.SEC2)
 
 
 def has_numpy_layout(dataset: h5py.Dataset) -> bool:

@@ -91,7 +91,7 @@ class JoinedTable:
             units = {text: [text] for text in parts[0].fields[KEY].texts}
             own = self._ids(parts)
         else:
-            found = [_groups(part) if self._what == "group" else [part.path] for part in parts]
+            found = [groups_of(part) if self._what == "group" else [part.path] for part in parts]
             numbers = {name: number for number, name in enumerate(dict.fromkeys(itertools.chain(*found)))}
             units = {name: ends_of(name) for name in numbers}
             own = [np.array([numbers[name] for name in each]) for each in found]
@@ -213,7 +213,7 @@ def ends_of(unit: str) -> list[str]:
     return [*(os.path.splitext(each)[0] for each in names if os.path.isabs(unit)), *names]
 
 
-def _groups(part: StoredPart) -> list[str]:
+def groups_of(part: StoredPart) -> list[str]:
     return [part.group_of(row).strip("/") for row in range(1 if part.names is None else part.rows)]
 
 
