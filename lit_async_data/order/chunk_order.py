@@ -41,6 +41,12 @@ class ChunkRun:
             raise ValueError(f"a run of {self.samples} samples in chunks of {self.rows}; it needs at least 1 of both")
 
 
+def runs_of(counts: Indices) -> tuple[ChunkRun, ...]:
+    """Chunks of ``counts`` samples; those of one size that follow each other are a run."""
+    first = np.flatnonzero(np.diff(counts, prepend=-1))
+    return tuple(map(ChunkRun, np.add.reduceat(counts, first).tolist(), counts[first].tolist()))
+
+
 class Group(NamedTuple):
     number: int
     first: int

@@ -1,4 +1,4 @@
-"""Local files: descriptors, patterns of names, retries, lists of bad samples, the cache folder.
+"""Local files: paths and addresses, descriptors, patterns of names, retries, lists of bad samples, the cache folder.
 
 CPython runs signal handlers between Python instructions, also between ``os.open`` and the assignment of its result: an
 interrupt (Ctrl-C) there leaks the descriptor. So C code calls ``os.open`` and stores the result. A file object closes
@@ -15,6 +15,7 @@ import csv
 import errno
 import functools
 import glob
+import hashlib
 import io
 import json
 import logging
@@ -69,9 +70,14 @@ def raise_if_none_left(error: OSError) -> None:
         raise error
 
 
-# Beginnings of addresses, such as s3://bucket/x.h5, and of Windows paths.
-_ADDRESS = re.compile(r"data:|[A-Za-z][A-Za-z0-9+\-]+:[/\\]")
+# Beginnings of addresses, such as s3://bucket/x.h5, also with a slash too few or turned, and of Windows paths.
+_ADDRESS = re.compile(r"(\w+::)*[A-Za-z][A-Za-z0-9+.\-]+:(//|[/\\])|data:")
 _WINDOWS = re.compile(r"[A-Za-z]:[/\\]|\\\\")
+
+
+def is_address(path: str) -> bool:
+    found = _ADDRESS.match(path)
+    return found is not None and found[0].endswith("//") and not path.startswith("file://")
 
 
 def expanded(path: str, root: str = "") -> str:
@@ -334,6 +340,10 @@ def _error(message: str) -> ConfigError:
 
 
 _log = logging.getLogger(__name__)
+
+
+def short_digest(name: str) -> str:
+    return hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
 
 class CacheFolder:

@@ -122,7 +122,6 @@ class DatasetSource(Source):
 
     @property
     def spec(self) -> BatchSpec:
-        """Keys, shapes and dtypes of the fields, from sample 0."""
         return self._spec
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -166,10 +165,9 @@ class DatasetSource(Source):
         with self._lock:
             self._look()
             if self._changes and (length := len(self.dataset)) != self._length:
-                raise ChangedError(
-                    f"{self.name} has {length} samples now, and had {self._length} when the source was built; build a "
-                    "new source and a new loader (with Lightning: reload_dataloaders_every_n_epochs=1)"
-                )
+                what = f"{self.name} has {length} samples now, and had {self._length} when the source was built; build "
+                what += "a new source and a new loader (with Lightning: reload_dataloaders_every_n_epochs=1)"
+                raise ChangedError(what)
         return self._changes
 
     def _look(self) -> None:

@@ -14,8 +14,8 @@ from typing import Any, cast
 
 import lit_async_data
 from lit_async_data.errors import ConfigError
-from lit_async_data.sources.files.stores import is_address, public
-from lit_async_data.sources.local_files import expanded, local_path
+from lit_async_data.sources.files.stores import public
+from lit_async_data.sources.local_files import expanded, is_address, local_path
 from lit_async_data.sources.manifest.columns import HDF5, Given
 from lit_async_data.sources.table.table import is_table
 

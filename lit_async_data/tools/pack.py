@@ -29,14 +29,13 @@ from lit_async_data.errors import ConfigError, CorruptError, SourceError, counte
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.contract.source import Source, read, starts
-from lit_async_data.sources.files.stores import is_address
 from lit_async_data.sources.hdf5.parts.part import PACKED_PARTS
 from lit_async_data.sources.hdf5.schema.categories import PACKING
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.hdf5.storage.codecs import LZ4, ZSTD, write_chunk
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors
 from lit_async_data.sources.hdf5.storage.handles import open_h5py
-from lit_async_data.sources.local_files import local_path
+from lit_async_data.sources.local_files import is_address, local_path
 from lit_async_data.tools.call import Call, add_source_arguments
 from lit_async_data.tools.inspect import given_call
 from lit_async_data.tools.terminal import INPUT_CHUNKS, Piece, Progress, in_threads, progress_bar

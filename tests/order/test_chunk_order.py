@@ -1,13 +1,22 @@
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support.chunks import all_of, chunks_of, keys, layouts
 
-from lit_async_data.order.chunk_order import ChunkOrder, ChunkRun
+from lit_async_data.order.chunk_order import ChunkOrder, ChunkRun, runs_of
 from lit_async_data.order.permutation import Permutation, derived_key
 
 widths = st.integers(1, 40)
+
+
+@given(counts=st.lists(st.integers(1, 3), min_size=1, max_size=30))
+def test_chunks_of_one_size_that_follow_each_other_are_one_run(counts):
+    runs = runs_of(np.array(counts))
+    assert [len(chunk) for chunk in chunks_of(runs)] == counts
+    assert all(one.rows != other.rows for one, other in itertools.pairwise(runs))
 
 
 def keyed_rows(n, key):

@@ -16,26 +16,13 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import BatchSpec, longest_of
 from lit_async_data.errors import AsyncDataError, ConfigError, FormatError
 from lit_async_data.options import OF_SOURCE, ArrayLike, explains_names
-from lit_async_data.order.chunk_order import ChunkRun
+from lit_async_data.order.chunk_order import ChunkRun, runs_of
 from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.sources.contract import source as contract
 from lit_async_data.sources.contract.checks import check_same, check_source
 from lit_async_data.sources.contract.pickling import digest
-from lit_async_data.sources.contract.source import (
-    Location,
-    MemoryNeeds,
-    Part,
-    Places,
-    Remote,
-    Source,
-    StorageLayout,
-    check_range,
-    numbered,
-    reserve_shares,
-    slowest,
-    starts,
-    whole_numbers,
-)
+from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.user_code import READING
 
 # Positions in a batch. A slice of the batch is read in place; samples at scattered positions are copied.
@@ -74,15 +61,14 @@ class ComposedSource(Source):
                 stack.callback(source.close)
 
     @functools.cached_property
-    def chunks(self) -> StorageLayout:  # pyright: ignore[reportIncompatibleMethodOverride]  # read once, as a property
-        """The chunks of all sources inside; ``reading`` is the most expensive way."""
+    def chunks(self) -> contract.StorageLayout:  # pyright: ignore[reportIncompatibleMethodOverride]  # read once, as a property
         return self._composed([source.chunks for source in self.inside])
 
-    def layout(self) -> StorageLayout:
+    def layout(self) -> contract.StorageLayout:
         return self._composed([source.layout() for source in self.inside])
 
     @abc.abstractmethod
-    def _composed(self, layouts: Sequence[StorageLayout]) -> StorageLayout: ...
+    def _composed(self, layouts: Sequence[contract.StorageLayout]) -> contract.StorageLayout: ...
 
     # -- code of the user --------------------------------------------------------------------------------------------
 
@@ -134,12 +120,11 @@ class ComposedSource(Source):
         for number, _, numbers in self._routed(samples):
             self.inside[number].decode(numbers, chunk_group)
 
-    def memory(self, chunks: int = 0) -> MemoryNeeds:
-        return MemoryNeeds.together([source.memory(chunks) for source in self.inside])
+    def memory(self, chunks: int = 0) -> contract.MemoryNeeds:
+        return contract.MemoryNeeds.together([source.memory(chunks) for source in self.inside])
 
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        """Reserve memory, which the sources share in proportion to the bytes that they decode."""
-        return reserve_shares(self.inside, chunks, cache_bytes).close
+        return contract.reserve_shares(self.inside, chunks, cache_bytes).close
 
 
 @explains_names(OF_SOURCE)
@@ -176,7 +161,7 @@ class ConcatSource(ComposedSource):
         for number in range(1, len(self.sources)):
             check_same(self.sources, number)
         self._spec = longest_of([source.spec for source in self.sources])
-        self._starts = starts([len(source) for source in self.sources])
+        self._starts = contract.starts([len(source) for source in self.sources])
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -190,16 +175,16 @@ class ConcatSource(ComposedSource):
         first, *others = self.sources
         return first.name + (f" and {len(others)} more" if others else "")
 
-    def _composed(self, layouts: Sequence[StorageLayout]) -> StorageLayout:
+    def _composed(self, layouts: Sequence[contract.StorageLayout]) -> contract.StorageLayout:
         runs = [
             run
             for source, layout in zip(self.sources, layouts, strict=True)
             for run in layout.runs or (ChunkRun(len(source), 1),)
         ]
-        return StorageLayout(
+        return contract.StorageLayout(
             tuple(runs) if any(layout.runs for layout in layouts) else (),
             compressed=any(layout.compressed for layout in layouts),
-            reading=slowest(layout.reading for layout in layouts),
+            reading=contract.slowest(layout.reading for layout in layouts),
             spread=max(layout.spread for layout in layouts),
             chunks_per_run=max(layout.chunks_per_run for layout in layouts),
             largest=all(layout.largest for layout in layouts),
@@ -207,11 +192,11 @@ class ConcatSource(ComposedSource):
             overlap=max(layout.overlap for layout in layouts),
             random=any(layout.random for layout in layouts),
             ahead=any(layout.ahead for layout in layouts),
-            remote=Remote.joined(layout.remote for layout in layouts),
+            remote=contract.Remote.joined(layout.remote for layout in layouts),
             left_out=", ".join(dict.fromkeys(layout.left_out for layout in layouts if layout.left_out)),
         )
 
-    def _order(self, layouts: Sequence[StorageLayout]) -> Indices | None:
+    def _order(self, layouts: Sequence[contract.StorageLayout]) -> Indices | None:
         if all(layout.order is None for layout in layouts):
             return None
         own = (
@@ -221,7 +206,7 @@ class ConcatSource(ComposedSource):
         return np.concatenate([order + first for order, first in zip(own, self._starts.tolist(), strict=False)])
 
     def _routed(self, samples: Indices) -> Iterator[tuple[int, Positions, Indices]]:
-        check_range(samples, self)
+        contract.check_range(samples, self)
         which = np.searchsorted(self._starts, samples, side="right") - 1
         for number in np.unique(which).tolist():
             positions = np.flatnonzero(which == number)
@@ -245,14 +230,9 @@ class ConcatSource(ComposedSource):
         same = all(new is old for new, old in zip(changed, self.sources, strict=True))
         return self if same else type(self)(changed)
 
-    def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
-        """Find where samples are stored.
-
-        Raises:
-            IndexError: A number is not in ``range(len(self))``.
-        """
-        samples = whole_numbers(ids, self)
-        locations: dict[int, Location] = {}
+    def locate(self, ids: Sequence[int] | Indices) -> list[contract.Location]:
+        samples = contract.whole_numbers(ids, self)
+        locations: dict[int, contract.Location] = {}
         for number, positions, numbers in self._routed(samples):
             source = self.sources[number]
             locations.update(zip(samples[positions].tolist(), source.locate(source.ids(numbers)), strict=True))
@@ -261,7 +241,7 @@ class ConcatSource(ComposedSource):
     # -- how samples belong together ---------------------------------------------------------------------------------
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[contract.Part, ...]:
         return tuple(part for number, source in enumerate(self.sources) for part in _with_names(source.parts, number))
 
     def column(self, name: str) -> npt.NDArray[Any]:
@@ -275,9 +255,9 @@ class ConcatSource(ComposedSource):
             )
         return np.concatenate(columns)
 
-    def places(self) -> Places:
+    def places(self) -> contract.Places:
         several = [source.places() for source in self.sources]
-        return Places.joined(
+        return contract.Places.joined(
             dataclasses.replace(places, parts=_with_names(places.parts, number))
             for number, places in enumerate(several)
         )
@@ -287,8 +267,8 @@ class ConcatSource(ComposedSource):
         grouped = [each for each in every if each is not None]
         if len(grouped) < len(every):
             return None
-        first = starts([len(names) for _, names in grouped]).tolist()
-        numbers, distinct = numbered(itertools.chain(*(names for _, names in grouped)))
+        first = contract.starts([len(names) for _, names in grouped]).tolist()
+        numbers, distinct = contract.numbered(itertools.chain(*(names for _, names in grouped)))
         return np.concatenate([numbers[own + n] for n, (own, _) in zip(first, grouped, strict=False)]), distinct
 
 
@@ -300,7 +280,7 @@ def _numbered_alike(sources: tuple[Source, ...]) -> tuple[Source, ...]:
     return tuple(source.with_classes(common) for source in sources) if common else sources
 
 
-def _with_names(parts: Iterable[Part], number: int) -> tuple[Part, ...]:
+def _with_names(parts: Iterable[contract.Part], number: int) -> tuple[contract.Part, ...]:
     return tuple(part if part.name else part._replace(name=f"sources[{number}]") for part in parts)
 
 
@@ -343,9 +323,8 @@ class SubsetSource(ComposedSource):
         self._repeats = len(np.unique(self.samples)) < len(self.samples)
         self.group_codes = None if group_codes is None else np.array(group_codes, np.int64)
         if self.group_codes is not None and self.group_codes.shape != self.samples.shape:
-            raise ConfigError(
-                f"shape {self.group_codes.shape} for {len(self)} samples; give one number per sample", "group_codes"
-            )
+            what = f"shape {self.group_codes.shape} for {len(self)} samples; give one number per sample"
+            raise ConfigError(what, "group_codes")
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -361,7 +340,7 @@ class SubsetSource(ComposedSource):
     def repeats(self) -> bool:
         return self._repeats or super().repeats
 
-    def _composed(self, layouts: Sequence[StorageLayout]) -> StorageLayout:
+    def _composed(self, layouts: Sequence[contract.StorageLayout]) -> contract.StorageLayout:
         """Consecutive samples of the subset that share a chunk of the whole source form one."""
         (whole,) = layouts
         if not whole.runs:
@@ -377,25 +356,21 @@ class SubsetSource(ComposedSource):
         yield 0, slice(None), self._source_numbers(samples)
 
     def ids(self, samples: Sequence[int] | Indices) -> Indices:
-        """The numbers of samples in the whole source; in the innermost one, if this is a subset of a subset.
+        """The numbers of samples in the whole source; in the innermost one, if this is a subset of a subset."""
+        return self.source.ids(self._source_numbers(contract.whole_numbers(samples, self)))
 
-        Args:
-            samples: Whole numbers, shape (n,): numbers in this subset.
-        """
-        return self.source.ids(self._source_numbers(whole_numbers(samples, self)))
-
-    def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
+    def locate(self, ids: Sequence[int] | Indices) -> list[contract.Location]:
         """Find where samples are stored, by their numbers in the whole source.
 
         Raises:
             IndexError: A number is not that of a sample of this subset.
         """
-        numbers = whole_numbers(ids, self.source)
+        numbers = contract.whole_numbers(ids, self.source)
         lost = self._sorted_ids[np.searchsorted(self._sorted_ids[:-1], numbers)] != numbers
         if lost.any():
+            what = f"sample {numbers[lost][0]} is not one of the {self.name}; locate takes numbers in the whole source"
             raise IndexError(
-                f"sample {numbers[lost][0]} is not one of the {self.name}; locate takes numbers in the whole source, "
-                "as errors and return_indices give them: side.locate(side.ids(np.arange(len(side))))"
+                f"{what}, as errors and return_indices give them: side.locate(side.ids(np.arange(len(side))))"
             )
         return self.source.locate(numbers)
 
@@ -405,7 +380,7 @@ class SubsetSource(ComposedSource):
         return ids if (ids[1:] >= ids[:-1]).all() else np.sort(ids)
 
     def _source_numbers(self, samples: Indices) -> Indices:
-        check_range(samples, self)
+        contract.check_range(samples, self)
         return self.samples[samples]
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
@@ -415,12 +390,12 @@ class SubsetSource(ComposedSource):
     # -- how samples belong together ---------------------------------------------------------------------------------
 
     @functools.cached_property
-    def parts(self) -> tuple[Part, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]  # read once, as a property
+    def parts(self) -> tuple[contract.Part, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]  # read once, as a property
         """The parts of the whole source that have samples here; a new part begins where sample numbers decrease."""
         whole = self.source.parts
-        which = np.searchsorted(starts([part.samples for part in whole]), self.samples, side="right") - 1
+        which = np.searchsorted(contract.starts([part.samples for part in whole]), self.samples, side="right") - 1
         counts = _lengths((np.diff(which) != 0) | (np.diff(self.samples) < 0))
-        first = which[starts(counts)[:-1]]
+        first = which[contract.starts(counts)[:-1]]
         return tuple(
             whole[part]._replace(samples=count) for part, count in zip(first.tolist(), counts.tolist(), strict=True)
         )
@@ -428,7 +403,7 @@ class SubsetSource(ComposedSource):
     def column(self, name: str) -> npt.NDArray[Any]:
         return self.source.column(name)[self.samples]
 
-    def places(self) -> Places:
+    def places(self) -> contract.Places:
         return self.source.places().taken(self.samples)
 
     def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]] | None:
@@ -465,12 +440,7 @@ def _lengths(changes: npt.NDArray[np.bool_]) -> Indices:
 
 def _runs(runs: Sequence[ChunkRun], samples: Indices) -> tuple[ChunkRun, ...]:
     sizes, rows = np.array([(run.samples, run.rows) for run in runs], np.int64).T
-    first_samples, first_chunks = starts(sizes), starts(-(-sizes // rows))
+    first_samples, first_chunks = contract.starts(sizes), contract.starts(-(-sizes // rows))
     run = np.searchsorted(first_samples, samples, side="right") - 1
     chunks = first_chunks[run] + (samples - first_samples[run]) // rows[run]
-    counts = _lengths(np.diff(chunks) != 0)
-    repeats = _lengths(np.diff(counts) != 0)
-    sizes_of_runs = counts[starts(repeats)[:-1]]
-    return tuple(
-        ChunkRun(chunks * size, size) for chunks, size in zip(repeats.tolist(), sizes_of_runs.tolist(), strict=True)
-    )
+    return runs_of(_lengths(np.diff(chunks) != 0))

@@ -88,6 +88,26 @@ def values_of(source: Source, key: str, option: str, *, several: bool = False) -
     return values if several else values.reshape(-1)
 
 
+def fields_by_key(
+    fields: Any, of: Callable[[Any, str], T], key_of: Callable[[T], str], what: str
+) -> tuple[dict[str, T], bool]:
+    """The field of each batch key, which ``of`` makes of the user's, and whether batches are dicts."""
+    if isinstance(fields, Mapping):
+        pairs = [(key, of(each, f"fields.{key}.")) for key, each in fields.items()]
+    elif isinstance(fields, Sequence) and not isinstance(fields, str):
+        pairs = [(key_of(one), one) for one in (of(each, f"fields.{n}.") for n, each in enumerate(fields))]
+    else:
+        pairs = []
+    if not pairs or not all(isinstance(key, str) and key for key, _ in pairs):
+        example = f"; write {{'x': {fields!r}}}" if isinstance(fields, str) and fields else ""
+        message = f"{fields!r} is not a mapping from batch key to {what} name or a list of names{example}"
+        raise ConfigError(message, "fields")
+    if len(dict(pairs)) < len(pairs):
+        names = [key for key, _ in pairs]
+        raise ConfigError(f"{names} names a {what} twice; give a mapping with a key for each", "fields")
+    return dict(pairs), isinstance(fields, Mapping)
+
+
 class UnfitError(Exception):
     """A value cannot be a field; the message describes it and says what to return in its place."""
 

@@ -120,8 +120,6 @@ _Name = TypeVar("_Name", str, tuple[str, str, str])
 
 
 class Location(NamedTuple):
-    """Where a sample is stored."""
-
     file: str
     group: str  # in the file; ``"/"`` for its root
     row: int  # of the datasets in the group; if groups or datasets are the samples, the number of this one
@@ -147,12 +145,6 @@ class Places:
 
     def __repr__(self) -> str:
         return f"<Places of {len(self.rows):,} samples of {len(self.parts):,} part{'s' * (len(self.parts) > 1)}>"
-
-    @staticmethod
-    def of_parts(parts: Sequence[Part]) -> Places:
-        counts = np.array([part.samples for part in parts], np.int64)
-        which = np.repeat(np.arange(len(parts)), counts)
-        return _distinct(tuple(parts), which, np.arange(which.size) - starts(counts)[which])
 
     @staticmethod
     def joined(several: Iterable[Places]) -> Places:
@@ -412,7 +404,9 @@ class Source(abc.ABC):
 
     def places(self) -> Places:
         """Part and row of each sample: as `parts` say, unless overridden."""
-        return Places.of_parts(self.parts)
+        counts = [part.samples for part in self.parts]
+        which = np.repeat(np.arange(len(counts)), counts)
+        return _distinct(tuple(self.parts), which, np.arange(which.size) - starts(counts)[which])
 
     def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]] | None:
         """The group number of each sample, and the names of groups, which ``naming`` makes of the path of its file.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import logging
 import os
 import re
@@ -23,9 +22,9 @@ from lit_async_data.errors import ConfigError, FormatError, StoreError
 from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.files.mirror import BLOCK, Mirror, Ring
 from lit_async_data.sources.files.mirrored import MirroredFile
-from lit_async_data.sources.files.stores import SECRETS, Store, Version, is_address, parts_of, public, store_of
+from lit_async_data.sources.files.stores import SECRETS, Store, Version, parts_of, public, store_of
 from lit_async_data.sources.files.transport import Started, Transport
-from lit_async_data.sources.local_files import CacheFolder, is_pattern, local_path
+from lit_async_data.sources.local_files import CacheFolder, is_address, is_pattern, local_path, short_digest
 
 # An object of at most this size comes whole when it is opened; of a larger one, this many bytes come first.
 WHOLE_BYTES, HEAD_BYTES = 2**26, 2**20
@@ -64,8 +63,8 @@ class MirrorFolder(CacheFolder):
 
     def open(self, name: str, identity: FileIdentity) -> Mirror | None:
         """The mirror of an object; None if it has no room."""
-        of = _digest(name)
-        state = hashlib.blake2b(repr(identity.state).encode(), digest_size=8).hexdigest()
+        of = short_digest(name)
+        state = short_digest(repr(identity.state))
         path = os.path.join(self.path, f"{of}.{state}")
         try:
             for old in set(self._mirrors(of)) - {path}:
@@ -99,7 +98,7 @@ class MirrorFolder(CacheFolder):
 
     def has(self, name: str) -> bool:
         """Whether there is a mirror of some version of an object."""
-        return bool(self._mirrors(_digest(name)))
+        return bool(self._mirrors(short_digest(name)))
 
     def _mirrors(self, of: str = "") -> list[str]:
         """The one that was not used for the longest time first."""
@@ -151,11 +150,7 @@ def _kept_as(path: str, state: FileIdentity | None) -> tuple[str, bytes]:
     """The name and the head of a file that came whole."""
     of = "" if state is None else f" in state {state.state}"
     head = f"{system.OURS}: the file {path}{of}; may be deleted\n"
-    return f"{_digest(path)}{_WHOLE}", head.encode("utf-8", "surrogateescape")
-
-
-def _digest(name: str) -> str:
-    return hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+    return f"{short_digest(path)}{_WHOLE}", head.encode("utf-8", "surrogateescape")
 
 
 _LEFT_OUT = "not in pickles, which others may read: build the source here, or set the environment of the store"
@@ -235,7 +230,6 @@ class Files:
         return path if is_address(path) or self._storage is not None else local_path(path)
 
     def matching(self, pattern: str) -> list[str]:
-        """The files that match, in natural order."""
         return self._store(pattern).matching(pattern)
 
     def opened(self, path: str) -> MirroredFile | None:

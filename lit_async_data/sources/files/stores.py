@@ -20,7 +20,7 @@ from lit_async_data import system
 from lit_async_data.errors import AsyncDataError, ChangedError, ConfigError, FormatError, MissingError, StoreError
 from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.files.transport import forked
-from lit_async_data.sources.local_files import files_matching, natural, opening, retry_once
+from lit_async_data.sources.local_files import files_matching, is_address, natural, opening, retry_once
 from lit_async_data.system import Lazy, ProcessGuard
 
 obstore, fsspec = Lazy("obstore"), Lazy("fsspec")
@@ -36,13 +36,8 @@ class Version(NamedTuple):
     identity: FileIdentity | None = None  # of a file on a mount
 
 
-_ADDRESS = re.compile(r"(\w+::)*[A-Za-z][A-Za-z0-9+.\-]+://")
 # Schemes that obstore reads; fsspec reads the others.
 _BUCKETS, _WEB = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss"), ("http", "https")
-
-
-def is_address(path: str) -> bool:
-    return _ADDRESS.match(path) is not None and not path.startswith("file://")
 
 
 def parts_of(path: str) -> tuple[str, str]:

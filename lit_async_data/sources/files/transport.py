@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from lit_async_data.errors import ClosedError, StalledError, WorkerError
 from lit_async_data.system import OURS, POLL_S, ProcessGuard
 
-FETCHER = f"{OURS} transport"
+FETCHER = f"{OURS} fetcher"
 MOST_REQUESTS, FIRST_REQUESTS = 64, 8
 # A larger window stays if the rate grows by this factor; it is tried again after as many windows.
 _GAIN, _TRY_AGAIN = 1.15, 16

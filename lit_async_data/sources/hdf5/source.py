@@ -15,24 +15,18 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import BatchSpec, contradict
 from lit_async_data.errors import ConfigError, FormatError
-from lit_async_data.options import OF_SOURCE, ArrayLike, explains_names, flag
+from lit_async_data.options import OF_SOURCE, ArrayLike, explains_names, flag, one_of
 from lit_async_data.order.chunk_order import ChunkExtents, ChunkRun
 from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.sources.contract import source as contract
+from lit_async_data.sources.contract.checks import fields_by_key
 from lit_async_data.sources.contract.pickling import digest
-from lit_async_data.sources.contract.source import (
-    Location,
-    MemoryNeeds,
-    Part,
-    Remote,
-    Source,
-    StorageLayout,
-    check_range,
-    whole_numbers,
-)
+from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.files.files import WHOLE_BYTES, Files
 from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.hdf5.index.index import IndexCache
+from lit_async_data.sources.hdf5.parts import samples as part_samples
 from lit_async_data.sources.hdf5.parts.groups import inspect_groups, with_absent, with_lengths
 from lit_async_data.sources.hdf5.parts.part import (
     ChunkGrouping,
@@ -45,35 +39,9 @@ from lit_async_data.sources.hdf5.parts.part import (
     log_warnings,
     with_longest,
 )
-from lit_async_data.sources.hdf5.parts.samples import (
-    JoinedTable,
-    On,
-    Unmatched,
-    check_distinct,
-    check_null,
-    checked_stride,
-    drop_empty,
-    found_names,
-    named_alike,
-    parts_left_out,
-    renamed,
-    rows_left_out,
-    select_rows,
-    warn_of_lacking,
-    with_rows,
-    with_values,
-    without,
-)
+from lit_async_data.sources.hdf5.parts.samples import JoinedTable, On, Unmatched
 from lit_async_data.sources.hdf5.readers.part_reader import PartReaders, with_categories
-from lit_async_data.sources.hdf5.schema.field import (
-    OF_FIELD,
-    Field,
-    FieldLike,
-    PathLike,
-    chosen_fields,
-    chosen_files,
-    chosen_layouts,
-)
+from lit_async_data.sources.hdf5.schema.field import OF_FIELD, Field, FieldLike, PathLike, chosen_files, chosen_layouts
 from lit_async_data.sources.hdf5.storage.handles import refuse_external
 from lit_async_data.sources.local_files import Exclude
 
@@ -106,11 +74,11 @@ class _Opened:
 
     def with_values(self, exclude: Exclude | None) -> list[StoredPart]:
         """The parts without samples that are to be left out; an error where another lacks a value."""
-        kept = with_categories(with_values(self.parts), self.reader, drop=True)
+        kept = with_categories(part_samples.with_values(self.parts), self.reader, drop=True)
         if exclude is not None:
-            kept = without(kept, exclude, self.name)
+            kept = part_samples.without(kept, exclude, self.name)
         with_categories(kept, self.reader, drop=False)
-        warn_of_lacking(kept, self.name)
+        part_samples.warn_of_lacking(kept, self.name)
         return kept
 
 
@@ -225,7 +193,7 @@ class HDF5Source(Source):
         allow_external: bool = False,
     ) -> None:
         _check_choices(sample, rows, table, on, filters, rate=rate, flags=(memory_map, allow_external))
-        chosen, as_mapping = chosen_fields(fields)
+        chosen, as_mapping = fields_by_key(fields, Field.of, lambda each: each.attr or each.dataset, "dataset")
         files = Files(cache, cache_limit, storage_options, storage)
         with files.closed_after_an_error():
             joined = None if table is None else JoinedTable(table, on, unmatched, filters, chosen, files=files)
@@ -238,23 +206,22 @@ class HDF5Source(Source):
                 group=group,
                 sample=sample,
                 rows=rows if isinstance(rows, str) else None,
-                stride=checked_stride(stride, rows),
+                stride=part_samples.checked_stride(stride, rows),
                 allow_external=allow_external,
                 alone=len(names) == 1,
                 rate=rate,
                 files=files,
             )
             identities, found = _inspected(list(names), request, IndexCache(cache if cache_dir is None else cache_dir))
-            parts = with_lengths(named_alike(with_rows(found)), request)
-            check_null(parts, request.fields)
+            parts = with_lengths(part_samples.named_alike(part_samples.with_rows(found)), request)
+            part_samples.check_null(parts, request.fields)
             parts = with_longest(parts if joined is None else joined.join(parts, list(chosen)))
             spec = BatchSpec(common_fields(parts), as_mapping=as_mapping)
             log_warnings(parts[0])
-            parts = parts if request.rows or rows is None else select_rows(parts, rows, found)
-            left_out = rows_left_out(parts) if rows is None else parts_left_out(parts)
-            opened = _Opened(
-                names, identities, drop_empty(parts), spec, joined, left_out, memory_map, allow_external, files
-            )
+            parts = parts if request.rows or rows is None else part_samples.select_rows(parts, rows, found)
+            left_out = part_samples.rows_left_out(parts) if rows is None else part_samples.parts_left_out(parts)
+            parts = part_samples.drop_empty(parts)
+            opened = _Opened(names, identities, parts, spec, joined, left_out, memory_map, allow_external, files)
             self._opened = dataclasses.replace(opened, parts=opened.with_values(exclude))
             self._key = grouping_key(self._opened.parts[0])
             self._grouping = group_samples(self._opened.parts, self._key)
@@ -285,13 +252,8 @@ class HDF5Source(Source):
     def spec(self) -> BatchSpec:
         return self._opened.spec
 
-    @property
-    def chunks(self) -> StorageLayout:
-        """Which samples share chunks of the largest field, and how all fields are read."""
-        return self._chunks
-
     @functools.cached_property
-    def _chunks(self) -> StorageLayout:
+    def chunks(self) -> contract.StorageLayout:  # pyright: ignore[reportIncompatibleMethodOverride]  # read once, as a property
         grouping, files, remote = self._grouping, self._opened.files, None
         runs = grouping.runs if any(run.rows > 1 for run in grouping.runs) else ()
         compressed = any(part.fields[self._key].values.filtered for part in self._opened.parts)
@@ -303,8 +265,8 @@ class HDF5Source(Source):
                 runs = tuple(ChunkRun(part.anchors.count, rows) for part in self._opened.parts)
             blocks = 0 if max(sizes) <= WHOLE_BYTES else sum(-(-run.samples // run.rows) for run in runs)
             requests = max(blocks, nbytes >> 20, len(sizes))
-            remote = Remote(nbytes, requests, files.options["cache"])
-        return StorageLayout(
+            remote = contract.Remote(nbytes, requests, files.options["cache"])
+        return contract.StorageLayout(
             runs,
             compressed=compressed,
             remote=remote,
@@ -321,16 +283,16 @@ class HDF5Source(Source):
     @functools.cached_property
     def _blocks(self) -> ChunkExtents | None:
         """The samples that are fetched together although each is stored alone."""
-        layout = self._chunks
+        layout = self.chunks
         return ChunkExtents(layout.runs) if layout.remote and not layout.compressed else None
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        found = list[Part]()
+    def parts(self) -> tuple[contract.Part, ...]:
+        found = list[contract.Part]()
         for part in self._opened.parts:
             name = self._opened.names[part.path] + ("" if part.group == "/" else f":/{part.group}")
             rows = part.anchors.fingerprint(part.rows)
-            found.append(Part(part.path, part.group, name, part.anchors.count, rows))
+            found.append(contract.Part(part.path, part.group, name, part.anchors.count, rows))
         return tuple(found)
 
     @property
@@ -356,10 +318,10 @@ class HDF5Source(Source):
         return fingerprint | {"names and rows of files": digest(parts)}
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
-        if not found_names(self._opened.parts[0]):
+        if not part_samples.found_names(self._opened.parts[0]):
             return self
         cure = "give all classes: classes=[…]; or kind='text', if it only says whose samples these are"
-        stored = [renamed(part, classes, cure) for part in self._opened.parts]
+        stored = [part_samples.renamed(part, classes, cure) for part in self._opened.parts]
         spec = BatchSpec(common_fields(stored), as_mapping=self.spec.as_mapping)
         changed = copy.copy(self)
         changed.__setstate__({"_opened": dataclasses.replace(self._opened, parts=stored, spec=spec)})
@@ -388,43 +350,41 @@ class HDF5Source(Source):
         return np.concatenate([values for values, _ in columns])
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-        check_range(samples, self)
+        contract.check_range(samples, self)
         if samples.size:
             self._reader.read(samples, out)
 
     def read_random(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
-        check_range(samples, self)
+        contract.check_range(samples, self)
         if samples.size:
             self._reader.read(samples, out, keys)
 
     def fetch(self, samples: Indices) -> bool:
-        check_range(samples, self)
+        contract.check_range(samples, self)
         if samples.size and self._blocks is not None:
             samples = self._blocks.whole(samples)
         return self._reader.fetch(samples)
 
     def decode(self, samples: Indices, chunk_group: ChunkGroup | None) -> None:
-        check_range(samples, self)
+        contract.check_range(samples, self)
         self._reader.decode(samples, chunk_group)
 
-    def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
-        """File, group and row of samples."""
-        samples = whole_numbers(ids, self)
-        check_range(samples, self)
+    def locate(self, ids: Sequence[int] | Indices) -> list[contract.Location]:
+        samples = contract.whole_numbers(ids, self)
+        contract.check_range(samples, self)
         places = np.empty(samples.shape, object)
         for number, where in self._reader.by_part(samples):
             part = self._opened.parts[number]
             for place, row in zip(
                 where.tolist(), part.anchors.rows(samples[where] - self._reader.starts[number]).tolist(), strict=True
             ):
-                places[place] = Location(part.path, "/" + part.group_of(row).strip("/"), row)
+                places[place] = contract.Location(part.path, "/" + part.group_of(row).strip("/"), row)
         return list(places)
 
-    def memory(self, chunks: int = 0) -> MemoryNeeds:
+    def memory(self, chunks: int = 0) -> contract.MemoryNeeds:
         return self._reader.memory(chunks)
 
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        """Reserve memory for decoded chunks; see `Source.reserve`."""
         return self._reader.reserve(chunks, cache_bytes)
 
     def close(self) -> None:
@@ -438,8 +398,7 @@ def _check_choices(
 ) -> None:
     for name, value in zip(("memory_map", "allow_external"), flags, strict=True):
         flag(name, value)
-    if sample not in ("row", "group", "dataset"):
-        raise ConfigError(f"{sample!r} is not one of row, group, dataset", "sample")
+    one_of("sample", sample, ("row", "group", "dataset"))
     if sample != "row" and (flags[1] or isinstance(rows, str)):
         raise ConfigError(f"{sample!r} goes neither with allow_external nor with a dataset's name as rows", "sample")
     if rate is not None and (rows is None or sample != "row"):
@@ -464,7 +423,7 @@ def _inspected(
     inspect = inspect_file if request.sample == "row" else inspect_groups
     found = {path: inspect(path, request, cache) for path in paths}
     identities = {path: identity for path, (identity, _) in found.items()}
-    check_distinct(identities)
+    part_samples.check_distinct(identities)
     parts = [part for _, parts in found.values() for part in parts]
     return identities, parts if request.sample == "row" else with_absent(parts, request)
 

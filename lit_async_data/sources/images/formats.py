@@ -67,9 +67,8 @@ def format_of(data: bytes, where: str) -> Format:
     if what := mistaken(data[:HEAD_BYTES]):
         raise FormatError(f"{where}: is {what}")
     *names, last = (each.name for each in FORMATS)
-    raise FormatError(
-        f"{where}: begins with {data[:8]!r}, which is not a {', '.join(names)} or {last}; convert it, or leave it out"
-    )
+    what = f"begins with {data[:8]!r}, which is not a {', '.join(names)} or {last}; convert it, or leave it out"
+    raise FormatError(f"{where}: {what}")
 
 
 def _opened(data: bytes, plugin: str) -> Any:
@@ -80,9 +79,8 @@ def _opened(data: bytes, plugin: str) -> Any:
 def _head(data: bytes, where: str, plugin: str) -> Head:
     image = _opened(data, plugin)
     if getattr(image, "is_animated", False):
-        raise FormatError(
-            f"{where}: a file of several images (frames or pages), but one is expected; store each in its own file"
-        )
+        what = "a file of several images (frames or pages), but one is expected; store each in its own file"
+        raise FormatError(f"{where}: {what}")
     exif, xmp = (image.info.get(name) for name in ("exif", "xmp"))
     turned = orientation_of(*(block if isinstance(block, bytes) else b"" for block in (exif, xmp)))
     return Head(image.size, image.mode, turned, image=image)
@@ -111,15 +109,11 @@ def check_mode(kind: str, head: Head, shape: ImageShape, where: str) -> None:
         reason = _not_numbers(kind, head)
     elif deep and not shape.upper_8_bits:
         all_ = ", or mode: uint16 to get all of them" if head.mode in _SIXTEEN_BITS else ""
-        reason = (
-            f"of {head.bits} bits, but mode {shape.target_mode} delivers 8; set upper_8_bits: true to get the upper "
-            f"8{all_}"
-        )
+        reason = f"of {head.bits} bits, but mode {shape.target_mode} delivers 8; set upper_8_bits: true to get the "
+        reason += f"upper 8{all_}"
     elif head.mode in PALETTES and shape.target_mode in ("L", "LA") and shape.resampling == "nearest":
-        reason = (
-            f"with a palette, but mode {shape.target_mode} makes grey tones of its colours; set mode: P to get the "
-            "stored class numbers (for grey tones set another interpolation)"
-        )
+        reason = f"with a palette, but mode {shape.target_mode} makes grey tones of its colours; set mode: P to get "
+        reason += "the stored class numbers (for grey tones set another interpolation)"
     else:
         return
     if reason:
@@ -128,16 +122,12 @@ def check_mode(kind: str, head: Head, shape: ImageShape, where: str) -> None:
 
 def _not_deep(head: Head) -> str:
     if head.bits <= 8:
-        return (
-            f"of {head.bits} bits, but mode uint16 delivers more than 8, and the scale of its values is unknown; set "
-            "mode: L, or convert the file to 16 bits"
-        )
+        what = f"of {head.bits} bits, but mode uint16 delivers more than 8, and the scale of its values is unknown"
+        return f"{what}; set mode: L, or convert the file to 16 bits"
     if head.mode in _SIXTEEN_BITS:
         return ""
-    return (
-        f"of {head.bits} bits with several channels, but mode uint16 delivers one; set upper_8_bits: true and mode: "
-        "RGB, or store it as .npy"
-    )
+    what = f"of {head.bits} bits with several channels, but mode uint16 delivers one"
+    return f"{what}; set upper_8_bits: true and mode: RGB, or store it as .npy"
 
 
 def _not_numbers(kind: str, head: Head) -> str:
@@ -146,16 +136,12 @@ def _not_numbers(kind: str, head: Head) -> str:
     if kind == "JPEG":
         return "whose compression changes class numbers; store masks as PNG, or set mode: L"
     if head.mode not in (*PALETTES, *GREYS):
-        return (
-            "of colours without a palette, but mode P delivers the numbers of a palette image or of a grey one; set "
-            "mode: RGB, or convert the file"
-        )
+        what = "of colours without a palette, but mode P delivers the numbers of a palette image or of a grey one"
+        return f"{what}; set mode: RGB, or convert the file"
     if head.mode in GREYS and (head.white_is_zero or head.bits in (2, 4)):
         stored = "upside down (0 is white)" if head.white_is_zero else f"in {head.bits} bits, which Pillow multiplies"
-        return (
-            f"whose grey values are stored {stored}, so the class numbers are unknown; set mode: L for 0 (black) to "
-            "255, or convert the file to 8 bits"
-        )
+        what = f"whose grey values are stored {stored}, so the class numbers are unknown"
+        return f"{what}; set mode: L for 0 (black) to 255, or convert the file to 8 bits"
     return ""
 
 
@@ -275,10 +261,9 @@ def _jpeg_head(data: bytes, where: str) -> Head:
         if marker in _ALL_FRAMES:
             frame = struct.unpack_from(">BHHB", content)
             if marker not in _FRAMES or frame[0] != 8 or frame[3] not in _JPEG_MODES:
-                raise FormatError(
-                    f"{where}: a JPEG of {frame[3]} channels of {frame[0]} bits (frame {marker:02X}), but only 1, 3 or "
-                    "4 channels of 8 bits, sequential or progressive, are supported; convert it to PNG, TIFF or .npy"
-                )
+                what = f"a JPEG of {frame[3]} channels of {frame[0]} bits (frame {marker:02X}), but only 1, 3 or 4 "
+                what += "channels of 8 bits, sequential or progressive, are supported; convert it to PNG, TIFF or .npy"
+                raise FormatError(f"{where}: {what}")
         elif marker == _APP1 and content.startswith(_EXIF):
             exif += content[len(_EXIF) if exif else 0 :]
         elif marker == _APP1 and content.startswith(_XMP):
@@ -397,10 +382,8 @@ def _tiff_head(data: bytes, where: str) -> Head:
     raw_ycbcr = (tags.get(_PHOTOMETRIC), head.image.info.get("compression")) == (_YCBCR, "raw")
     # Pillow 12 reads four values per pixel from these, and no version knows subsampling in them.
     if raw_ycbcr and (tags.get(_SUBSAMPLING, (1, 1)) != (1, 1) or head.image.tile[0].args[0] != "YCbCr"):
-        raise FormatError(
-            f"{where}: a TIFF of uncompressed YCbCr, which Pillow decodes from version 13 on, if it is not "
-            "subsampled; install it, or convert the image to RGB"
-        )
+        what = "a TIFF of uncompressed YCbCr, which Pillow decodes from version 13 on, if it is not subsampled"
+        raise FormatError(f"{where}: {what}; install it, or convert the image to RGB")
     turned = UPRIGHT if ORIENTATION in tags else head.turned
     was = tags.get(ORIENTATION, head.turned)
     head = head._replace(was_turned=was if was in range(1, 9) else UPRIGHT)

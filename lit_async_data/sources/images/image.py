@@ -19,18 +19,9 @@ import numpy as np
 from lit_async_data.batch.spec import Array, Bytes, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
 from lit_async_data.order.permutation import Words
-from lit_async_data.sources.images import formats
+from lit_async_data.sources.images import formats, image_shape
 from lit_async_data.sources.images.formats import UPRIGHT, Format, Head, values_of
-from lit_async_data.sources.images.image_shape import (
-    INDICES,
-    Box,
-    Crop,
-    Draw,
-    ImageShape,
-    crop_of,
-    draws_of,
-    whole_pixels,
-)
+from lit_async_data.sources.images.image_shape import Box, Crop, Draw, ImageShape
 from lit_async_data.sources.local_files import has_word
 from lit_async_data.system import after_fork_in_child
 
@@ -76,7 +67,7 @@ class ImageDecoder:
         return self.shape.resize == "random_crop"
 
     def draws(self, keys: Words | None, count: int) -> Sequence[Draw]:
-        return draws_of(self.shape, keys, count)
+        return image_shape.draws_of(self.shape, keys, count)
 
     def decode(self, data: bytes, out: Array, draw: Draw, where: str) -> Shown:
         return decode(data, self.shape, out, draw, where)
@@ -99,12 +90,10 @@ def decode(data: Any, shape: ImageShape, out: Array, draw: Draw, where: str) -> 
         head = _checked_head(kind, stored, shape, where)
         height, width = formats.upright_size(head.size, head.turned)
         if shape.image_size is None and out.shape[:2] != (height, width):
-            raise FormatError(  # noqa: TRY301
-                f"{where}: {height}×{width} pixels (height × width), but {out.shape[0]}×{out.shape[1]} are expected; "
-                "give image_size to resize all images, or deliver them as they are by a DataLoader with a collate_fn "
-                "under prefetched(...)"
-            )
-        crop = crop_of(shape, height, width, (out.shape[0], out.shape[1]), draw)
+            what = f"{height}×{width} pixels (height × width), but {out.shape[0]}×{out.shape[1]}"
+            what += " are expected; give image_size to resize all images, or deliver them as they are by a DataLoader"
+            raise FormatError(f"{where}: {what} with a collate_fn under prefetched(...)")  # noqa: TRY301
+        crop = image_shape.crop_of(shape, height, width, (out.shape[0], out.shape[1]), draw)
         factor = _factor(kind, crop, shape)
         with _turn if height * width > _LARGE * factor**2 else contextlib.nullcontext():
             out = _filled(out, crop, shape)
@@ -151,10 +140,8 @@ def _checked_head(kind: Format, data: bytes, shape: ImageShape, where: str) -> H
     if width < 1 or height < 1:
         raise ValueError(f"it has {height}×{width} pixels")
     if width * height > shape.max_pixels:
-        raise FormatError(
-            f"{where}: {height}×{width} pixels (height × width) are more than max_pixels ({shape.max_pixels}), and "
-            "decoding may take all memory; raise max_pixels if the image really has this size"
-        )
+        what = f"{height}×{width} pixels (height × width) are more than max_pixels ({shape.max_pixels}), and decoding"
+        raise FormatError(f"{where}: {what} may take all memory; raise max_pixels if the image really has this size")
     formats.check_mode(kind.name, head, shape, where)
     return head
 
@@ -193,7 +180,7 @@ def _reduced(head: Head, box: Box, factor: int, shape: ImageShape) -> Box:
     down = -(-height // factor) - height / factor if lower_first else 0
     box = (left / factor + across, upper / factor + down, right / factor + across, lower / factor + down)
     # A crop may begin up to a pixel earlier or later, and whole pixels are resized faster.
-    return whole_pixels(*box) if shape.resize in ("crop", "random_crop") else box
+    return image_shape.whole_pixels(*box) if shape.resize in ("crop", "random_crop") else box
 
 
 # -- resizing ----------------------------------------------------------------------------------------------------------
@@ -322,12 +309,10 @@ class Alignment:
     def _mismatch(self, pair: Mapping[str, Shown]) -> str:
         for (key, image), (mate, other) in itertools.permutations(pair.items()):
             if image.turned != UPRIGHT == other.turned and _alike(image.stored, other.size):
-                return (
-                    f"{key} is turned by the orientation in its file ({image.turned}), but {mate}, whose shape is that "
-                    f"of the stored pixels, is not: turn {mate} too if it was made from the stored pixels, or write "
-                    f"{key} as it looks: ImageOps.exif_transpose(image).save(…)"
-                )
-        masks = [key for key in pair if self._shapes[key].target_mode == INDICES]
+                what = f"{key} is turned by the orientation in its file ({image.turned}), but {mate}"
+                what += f", whose shape is that of the stored pixels, is not: turn {mate} too if it was made from the "
+                return f"{what}stored pixels, or write {key} as it looks: ImageOps.exif_transpose(image).save(…)"
+        masks = [key for key in pair if self._shapes[key].target_mode == image_shape.INDICES]
         if len(masks) == 1 and not _alike(*(each.size for each in pair.values())):
             sizes = " and ".join("{} has {}×{}".format(key, *each.size) for key, each in pair.items())
             return f"{sizes} pixels (height × width), so mask and image differ in shape: cut the mask as the image is"
@@ -342,10 +327,9 @@ class Alignment:
     def _refuse_mixing(self, key: str, what: str) -> None:
         shape = self._shapes[key]
         if shape.mode is None and shape.image_size is not None and shape.resampling != "nearest":
-            ways = (
-                "P for the numbers of a mask, L for grey tones, or RGB for colours (of a mask: interpolation: nearest)"
-            )
-            raise ConfigError(f"missing; {what}, and resizing would mix numbers; set {ways}", f"fields.{key}.mode")
+            what = f"missing; {what}, and resizing would mix numbers; set P for the numbers of a mask, L for grey "
+            what += "tones, or RGB for colours (of a mask: interpolation: nearest)"
+            raise ConfigError(what, f"fields.{key}.mode")
 
 
 def _alike(one: tuple[int, int], other: Any) -> bool:

@@ -28,13 +28,12 @@ from lit_async_data.sources.composed.composed import ConcatSource, SubsetSource
 from lit_async_data.sources.contract.checks import first_good
 from lit_async_data.sources.contract.source import StorageLayout, numbered, starts
 from lit_async_data.sources.contract.stage_clock import CLOCK
-from lit_async_data.sources.files.stores import is_address
 from lit_async_data.sources.hdf5.readers.part_reader import LOOKS
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.images.image import Alignment, ImageDecoder, Places, Shown
 from lit_async_data.sources.images.image_shape import Draw
-from lit_async_data.sources.local_files import HEAD_BYTES, Exclude, mistaken
+from lit_async_data.sources.local_files import HEAD_BYTES, Exclude, is_address, mistaken
 from lit_async_data.sources.manifest.columns import FILES, Column, Kind, Paths, Rows, kind_of, within
 from lit_async_data.sources.manifest.files import FilePrefetcher, RootDirectory
 from lit_async_data.sources.table.embedded import EmbeddedFiles, Groups
@@ -46,33 +45,25 @@ DATASET_COLUMN, DATASET = "dataset", "data"
 
 
 class HDF5Fields:
-    """Fields from rows of HDF5 files; all have the same columns of paths, rows and datasets.
+    """Fields from rows of HDF5 files, of which ``source`` is a subset; all have the same columns of paths and rows."""
 
-    ``source`` is a subset of all rows. ``datasets`` is the number of each sample's dataset, and the names of datasets;
-    None if the columns name them.
-    """
-
-    def __init__(
-        self,
-        columns: Mapping[str, Column],
-        paths: Paths,
-        rows: Indices,
-        datasets: tuple[Indices, Sequence[str]] | None,
-    ) -> None:
-        self._columns, self.paths = dict(columns), paths
-        codes, named = paths.distinct()
+    def __init__(self, columns: Mapping[str, Column], samples: Rows, root: RootDirectory) -> None:
+        first = next(iter(columns.values()))
+        self._columns, self.paths = dict(columns), Paths(samples, first, root)
+        by, rows = dataset_column(first, samples.table), row_numbers(first, samples.table)
+        codes, named = self.paths.distinct()
         # A table can name one file by several paths.
         real = (each if is_address(each) else os.path.realpath(each) for each in named)
         numbers, self._files = numbered(real)
         self._codes = numbers[codes]
-        which, names = datasets or (np.zeros_like(rows), [""])
+        which, names = (np.zeros_like(rows), [""]) if by is None else samples.table.encoded(by)
         sources: list[HDF5Source] = []
         selected, total = np.empty_like(rows), 0
         for dataset, name in enumerate(names):
-            samples = np.flatnonzero(which == dataset)
-            if samples.size:
-                source, numbers = self._open_dataset(name, samples, rows[samples])
-                selected[samples] = total + numbers
+            own = np.flatnonzero(which == dataset)
+            if own.size:
+                source, numbers = self._open_dataset(name, own, rows[own])
+                selected[own] = total + numbers
                 total += len(source)
                 sources.append(source)
         whole = sources[0] if len(sources) == 1 else ConcatSource(sources)
@@ -298,18 +289,13 @@ class Fields:
             if key not in hdf5:
                 with within(f"fields.{key}."):
                     self.files[key] = FileField(Paths(self.rows, column, root), kinds[key], column, self.prefetcher)
-        self.hdf5 = [self._hdf5_fields(group, root) for group in grouped_by_location(hdf5, table)]
+        self.hdf5 = list[HDF5Fields]()
+        for group in grouped_by_location(hdf5, table):
+            with within(f"fields.{next(iter(group))}."):
+                self.hdf5.append(HDF5Fields(group, self.rows, root))
         images = {key: columns[key].image for key in self.files if kinds[key] == "image"}
         arrays = {key: spec.shape for key, spec in self.specs.items() if key not in images}
         self.alignment = Alignment(images, arrays, {key: columns[key].names[0] for key in images})
-
-    def _hdf5_fields(self, columns: Mapping[str, Column], root: RootDirectory) -> HDF5Fields:
-        (key, first), table = next(iter(columns.items())), self.rows.table
-        paths = Paths(self.rows, first, root)
-        named = dataset_column(first, table)
-        datasets = None if named is None else table.encoded(named)
-        with within(f"fields.{key}."):
-            return HDF5Fields(columns, paths, row_numbers(first, table), datasets)
 
     @property
     def specs(self) -> dict[str, FieldSpec]:
@@ -462,10 +448,8 @@ class NpyDecoder:
         header = npy_header(data, where)
         expected = out.shape, self.stored if out.dtype == self.spec.dtype else out.dtype
         if (header.shape, header.dtype.newbyteorder("=")) != expected:
-            raise FormatError(
-                f"{where}: holds {header.dtype} of shape {header.shape}, but {expected[1]} of shape {expected[0]} is "
-                "expected; store arrays of one shape and type, padded or cropped"
-            )
+            what = f"holds {header.dtype} of shape {header.shape}, but {expected[1]} of shape {expected[0]} is expected"
+            raise FormatError(f"{where}: {what}; store arrays of one shape and type, padded or cropped")
         values = np.frombuffer(data, header.dtype, math.prod(header.shape), header.start)
         out[...] = values.reshape(header.shape, order="F" if header.fortran else "C")
 
@@ -486,17 +470,14 @@ def npy_header(data: Any, where: str) -> NpyHeader:
     try:
         header = _parsed(bytes(data[: npy_format.MAGIC_LEN + width + min(length, _MAX_HEADER + 1)]))
     except Exception as error:  # numpy raises many types of errors for damaged headers
-        raise CorruptError(
-            f"{where}: the header of the .npy file cannot be read ({error}); fetch the file again"
-        ) from error
+        what = f"the header of the .npy file cannot be read ({error}); fetch the file again"
+        raise CorruptError(f"{where}: {what}") from error
     if header.dtype.hasobject:
         raise FormatError(f"{where}: holds Python objects, and pickle can run any code; store numbers")
     expected, actual = math.prod(header.shape) * header.dtype.itemsize, len(data) - header.start
     if actual != expected:
-        raise CorruptError(
-            f"{where}: {actual} bytes follow the header, but {header.dtype} of shape {header.shape} has {expected}; "
-            "fetch the file again"
-        )
+        what = f"{actual} bytes follow the header, but {header.dtype} of shape {header.shape} has {expected}"
+        raise CorruptError(f"{where}: {what}; fetch the file again")
     return header
 
 

@@ -8,21 +8,19 @@ import functools
 import os
 import re
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from lit_async_data import system
-from lit_async_data.errors import ChangedError, FormatError, ManifestError, MissingError, SourceError
+from lit_async_data.errors import ChangedError, FormatError, ManifestError, MissingError, SourceError, WorkerError
 from lit_async_data.sources import local_files
 from lit_async_data.sources.contract.source import Reservation
 from lit_async_data.sources.files.files import LOCAL, MOST_WHOLE_BYTES, Files
-from lit_async_data.sources.files.stores import is_address
-from lit_async_data.sources.files.transport import Started
-from lit_async_data.sources.local_files import advice_on, changed_recently, retry_once
-from lit_async_data.system import OURS, ProcessGuard, is_cold
+from lit_async_data.sources.files.transport import Started, Transport
+from lit_async_data.sources.hdf5.storage.failures import source_error
+from lit_async_data.sources.local_files import changed_recently, is_address, retry_once
+from lit_async_data.system import ProcessGuard, is_cold
 
 # Most paths: names below the root, without hidden ones, "." or "..", or characters for a shell. Others are examined.
 _PLAIN = re.compile(r"[^./\\:\0~$][^/\\:\0]*(?:/[^./\\:\0][^/\\:\0]*)*")
@@ -31,7 +29,6 @@ _FLAGS = os.O_RDONLY | system.CLOSE_ON_EXEC | system.NO_BLOCKING | system.NO_TER
 _LINK_ERRORS = (errno.ELOOP, errno.EMLINK)  # for a link that O_NOFOLLOW does not follow
 _SLOW_S = 1e-3  # a file that takes longer counts as cold, if the system does not say
 _PIECE = 2**30  # most bytes per read that all systems support
-FETCHER = f"{OURS} fetcher"
 THREADS = 16  # with 5 ms per file from a network, these read 3200 files per second
 # Reading ahead begins if more than this share of about the last 16 files was not in the page cache.
 _AVERAGED_FILES, _COLD_SHARE = 16, 0.1
@@ -88,17 +85,15 @@ class RootDirectory:
 
     def open(self, path: str, opened: list[int]) -> None:
         """Check a path as `checked` does, and append its descriptor to ``opened``."""
-        if self.allow_external:
-            local_files.open_into(opened, path, _FLAGS)
-            return
-        self._check_folder(path)
-        try:
-            local_files.open_into(opened, path, _FLAGS | system.NO_LINKS)
-        except OSError as error:
-            if error.errno not in _LINK_ERRORS:
-                raise
+        if not self.allow_external:
+            self._check_folder(path)
+            try:
+                return local_files.open_into(opened, path, _FLAGS | system.NO_LINKS)
+            except OSError as error:
+                if error.errno not in _LINK_ERRORS:
+                    raise
             self._check(path, path)
-            local_files.open_into(opened, path, _FLAGS)
+        return local_files.open_into(opened, path, _FLAGS)
 
     def _check_folder(self, path: str) -> None:
         folder = path[: max(path.rfind("/"), path.rfind(os.sep))]
@@ -152,10 +147,7 @@ def fetched(path: str, most_bytes: int, root: RootDirectory) -> tuple[bytes, boo
     except (FileNotFoundError, NotADirectoryError):
         raise MissingError(f"{path}: no such file; is the folder mounted, and the table right?", file=path) from None
     except OSError as error:
-        failed = error.errno in local_files.TRANSIENT
-        advice = "it failed twice in a row: check dmesg" if failed else "check its permissions and the mount"
-        problem = advice_on(error) or f"[Errno {error.errno}] {error.strerror}; {advice}"
-        raise SourceError(f"{path}: cannot be read: {problem}", file=path) from error
+        raise source_error(error, path, "cannot be read", file=path) from error
     return data, time.perf_counter() - started > _SLOW_S if cold is None else cold
 
 
@@ -207,7 +199,7 @@ def _all_bytes(number: int, path: str, size: int) -> bytes:
 
 
 class FilePrefetcher:
-    """Reads files; threads read files ahead into the page cache, as long as a reservation exists. Thread-safe."""
+    """Reads files; threads read files ahead, local ones into the page cache, while it is reserved. Thread-safe."""
 
     def __init__(self, root: RootDirectory) -> None:
         self._root = root
@@ -215,24 +207,21 @@ class FilePrefetcher:
 
     def _begin(self) -> None:
         self._cold = 0.0  # without a lock: concurrent updates lose one file, which does not matter
-        self._process = ProcessGuard()
-        self._lock = threading.RLock()  # reentrant: garbage collection can close a loader inside it
-        # Guarded by the lock, which the threads do not take:
+        self._process, self._local = ProcessGuard(), Transport(THREADS)
         self._reserved = set[object]()
-        self._pool: ThreadPoolExecutor | None = None
-        self._asked = set[str]()  # files to read ahead; `read` and `fill` remove theirs
-        self._coming = dict[str, Started[bytes] | None]()  # the same of remote files
+        # Files to read ahead, with the bytes of remote ones; `read` and `fill` remove theirs.
+        self._coming = dict[str, Started[bytes] | None]()
 
     def __reduce__(self) -> tuple[type[FilePrefetcher], tuple[RootDirectory]]:
         return FilePrefetcher, (self._root,)
 
     def read(self, path: str) -> bytes:
         root, files = self._root, self._root.files
+        known, coming = path in self._coming, self._coming.pop(path, None)
         if not root.all_local and not files.is_local(path):
-            return files.whole(root.checked(path), self._coming.pop(path, None))
-        asked = self._asked and self._taken(path)
-        data, cold = fetched(path, MOST_WHOLE_BYTES, self._root)
-        if not asked:
+            return files.whole(root.checked(path), coming)
+        data, cold = fetched(path, MOST_WHOLE_BYTES, root)
+        if not known:
             self._cold += (cold - self._cold) / _AVERAGED_FILES
         return data
 
@@ -240,8 +229,9 @@ class FilePrefetcher:
         root = self._root
         if not ((root.all_local or root.files.is_local(path)) and filled(path, parts, nbytes, root)):
             return False
-        if not (self._asked and self._taken(path)):
+        if path not in self._coming:
             self._cold -= self._cold / _AVERAGED_FILES
+        self._coming.pop(path, None)
         return True
 
     @property
@@ -250,57 +240,39 @@ class FilePrefetcher:
         return bool(self._reserved) and cold and not self._process.forked
 
     def fetch(self, paths: Iterable[str]) -> None:
-        with self._lock:
+        files = self._root.files
+        with contextlib.suppress(WorkerError):  # no thread is available: `read` does without
             for path in paths if self._reserved else ():
-                files = self._root.files
-                if not files.is_local(path):
-                    if path not in self._coming and len(self._coming) < _MOST_COMING:
-                        self._coming[path] = files.start_whole(path)
-                elif path not in self._asked:
-                    self._pool = self._pool or ThreadPoolExecutor(THREADS, FETCHER)
-                    self._asked.add(path)
-                    try:
-                        self._pool.submit(self._warm, path)
-                    except RuntimeError:  # no more threads are available
-                        self._asked.discard(path)
-                        return
+                if path in self._coming:
+                    continue
+                if files.is_local(path):
+                    self._coming[path] = None
+                    self._local.start(functools.partial(self._warm, path), urgent=False)
+                elif len(self._coming) < _MOST_COMING:
+                    self._coming[path] = files.start_whole(path)
 
     def reserve(self) -> Callable[[], None]:
         """Allow reading ahead; returns a function that ends this, and the threads if it is the last."""
         if self._process.forked:
-            self._begin()  # the threads and the owner of the lock are in another process
+            self._begin()
         key = object()
         reservation = Reservation(functools.partial(self._release, key))
-        with self._lock:
-            self._reserved.add(key)
+        self._reserved.add(key)
         return reservation
 
     def _release(self, key: object) -> None:
-        with self._lock:
-            self._reserved.discard(key)
-            if self._reserved:
-                return
-            self._asked.clear()
+        self._reserved.discard(key)
+        if not self._reserved:
             self.close()
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            # Garbage collection can come here in one of the threads.
-            mine = threading.current_thread().name.startswith(FETCHER)
-            pool.shutdown(wait=not mine, cancel_futures=True)
 
     def close(self) -> None:
-        """Drop remote files that nobody has read."""
+        """Drop files that nobody has read, and end the threads."""
         self._root.files.close()
+        self._local.close()
         self._coming.clear()
 
-    def _taken(self, path: str) -> bool:
-        """Withdraw a file from reading ahead; returns whether it was to be read ahead."""
-        asked = path in self._asked
-        self._asked.discard(path)
-        return asked
-
     def _warm(self, path: str) -> None:
-        with contextlib.suppress(Exception):  # `read` raises it
-            if path in self._asked:
-                cold = fetched(path, _MOST_AHEAD, self._root)[1]
-                self._cold += (cold - self._cold) / _AVERAGED_FILES
+        if path in self._coming:  # what it raises, `read` raises again
+            data, cold = fetched(path, _MOST_AHEAD, self._root)
+            self._local.arrived(len(data))
+            self._cold += (cold - self._cold) / _AVERAGED_FILES

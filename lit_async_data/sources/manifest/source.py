@@ -22,25 +22,13 @@ from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources import local_files
+from lit_async_data.sources.contract import source as contract
+from lit_async_data.sources.contract.checks import fields_by_key
 from lit_async_data.sources.contract.pickling import digest, probes
-from lit_async_data.sources.contract.source import (
-    Location,
-    MemoryNeeds,
-    Part,
-    Places,
-    Reading,
-    Remote,
-    Source,
-    StorageLayout,
-    check_range,
-    reserve_shares,
-    slowest,
-    whole_numbers,
-)
+from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.files.files import Files
-from lit_async_data.sources.files.stores import is_address
 from lit_async_data.sources.images.image_shape import ImageShape
-from lit_async_data.sources.local_files import Exclude, local_path, raise_if_none_left
+from lit_async_data.sources.local_files import Exclude, is_address, local_path, raise_if_none_left
 from lit_async_data.sources.manifest.columns import IMAGES, NPY, Column, Given
 from lit_async_data.sources.manifest.fields import Fields
 from lit_async_data.sources.manifest.files import RootDirectory
@@ -159,24 +147,6 @@ Check = Literal["first", "none"]
 FOLDER_ROWS = 256  # most files of a folder in one chunk of ``shuffle="chunk"``
 
 
-def columns_of_fields(fields: Any, image: ImageShape) -> tuple[dict[str, Column], bool]:
-    """The column of each batch key, and whether batches are dicts."""
-    if isinstance(fields, Mapping):
-        pairs = [(key, Column.of(each, f"fields.{key}.", image)) for key, each in fields.items()]
-    elif isinstance(fields, Sequence) and not isinstance(fields, str):
-        listed = [Column.of(each, f"fields.{number}.", image) for number, each in enumerate(fields)]
-        pairs = [("_".join(column.names), column) for column in listed]
-    else:
-        pairs = []
-    if not pairs or not all(isinstance(key, str) and key for key, _ in pairs):
-        raise ConfigError(f"{fields!r} is neither a mapping from batch key to column nor a list of columns", "fields")
-    columns = dict(pairs)
-    if len(columns) < len(pairs):
-        what = "names a column twice; use a mapping with another key for each"
-        raise ConfigError(f"{list(map(str, fields))} {what}", "fields")
-    return columns, isinstance(fields, Mapping)
-
-
 def root_of(table: Any) -> str:
     """The folder of a table; for a pattern, the last folder without a wildcard."""
     if not isinstance(table, str | os.PathLike):
@@ -274,7 +244,8 @@ class ManifestSource(Source):
         one_of("check_files", check_files, get_args(Check))
         check_names(image, OPTIONS, ELSEWHERE)
         shape = ImageShape(**image)
-        columns, as_mapping = columns_of_fields(fields, shape)
+        of = functools.partial(Column.of, image=shape)
+        columns, as_mapping = fields_by_key(fields, of, lambda column: "_".join(column.names), "column")
         text_format = TextFormat.of(delimiter, encoding)
         files = Files(cache, cache_limit, storage_options, storage)
         with files.closed_after_an_error():
@@ -334,7 +305,6 @@ class ManifestSource(Source):
 
     @property
     def name(self) -> str:
-        """The table or folder, for messages."""
         return self._name or self._fields.rows.table.origin.name
 
     @property
@@ -359,18 +329,17 @@ class ManifestSource(Source):
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Read samples into arrays; random crops take the middle. See `Source.read_into`."""
-        check_range(samples, self)
+        contract.check_range(samples, self)
         self._fields.read(samples, out, None)
 
     def read_random(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
-        check_range(samples, self)
+        contract.check_range(samples, self)
         self._fields.read(samples, out, keys)
 
-    def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
+    def locate(self, ids: Sequence[int] | Indices) -> list[contract.Location]:
         """Find samples: file of the table, row, and the attributes ``id`` and ``path`` (of the first file)."""
-        samples = whole_numbers(ids, self)
-        check_range(samples, self)
+        samples = contract.whole_numbers(ids, self)
+        contract.check_range(samples, self)
         paths = self._fields.paths
         return self._fields.rows.locations(samples, [None] * len(samples) if paths is None else paths.named(samples))
 
@@ -408,11 +377,10 @@ class ManifestSource(Source):
     # -- how samples belong together ---------------------------------------------------------------------------------
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        """The files of the table; see `Source.parts`."""
+    def parts(self) -> tuple[contract.Part, ...]:
         return self._fields.rows.parts()
 
-    def places(self) -> Places:
+    def places(self) -> contract.Places:
         return self._fields.rows.places()
 
     def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]]:
@@ -423,25 +391,26 @@ class ManifestSource(Source):
         return self._fields.paths.grouped(naming)
 
     @functools.cached_property
-    def chunks(self) -> StorageLayout:  # pyright: ignore[reportIncompatibleMethodOverride]  # read once, as a property
+    def chunks(self) -> contract.StorageLayout:  # pyright: ignore[reportIncompatibleMethodOverride]  # read once, as a property
         """The largest chunks of an HDF5 field, and the most expensive way of reading."""
         layouts, files = [fields.chunks for fields in self._fields.hdf5], self._fields.files.values()
         layouts += [each.chunks for each in self._fields.embedded if any(each.groups.nbytes)]
-        largest = max(layouts, key=lambda layout: layout.rows, default=StorageLayout(reading="copied"))
-        readings: list[Reading] = ["copied", *(layout.reading for layout in layouts)]
+        largest = max(layouts, key=lambda layout: layout.rows, default=contract.StorageLayout(reading="copied"))
+        readings: list[contract.Reading] = ["copied", *(layout.reading for layout in layouts)]
         readings.extend("decoded" if field.decoder.images else "opened" for field in files)
         crops, ahead = any(field.decoder.is_random for field in files), bool(layouts or files)
         root, remote = self._fields.root, largest.remote
         if files and not root.files.is_local(root.root):
-            remote = Remote.joined([remote, Remote(0, len(self), root.files.options["cache"])])
-        return dataclasses.replace(largest, reading=slowest(readings), random=crops, ahead=ahead, remote=remote)
+            remote = contract.Remote.joined([remote, contract.Remote(0, len(self), root.files.options["cache"])])
+        reading = contract.slowest(readings)
+        return dataclasses.replace(largest, reading=reading, random=crops, ahead=ahead, remote=remote)
 
-    def layout(self) -> StorageLayout:
+    def layout(self) -> contract.StorageLayout:
         """As `chunks`; without HDF5 files, the files of one folder form chunks."""
         return self._layout
 
     @functools.cached_property
-    def _layout(self) -> StorageLayout:
+    def _layout(self) -> contract.StorageLayout:
         paths = self._fields.paths
         if paths is None or self.chunks.runs or self._fields.hdf5:
             return self.chunks
@@ -463,14 +432,13 @@ class ManifestSource(Source):
         for each in self._fields.embedded:
             each.decode(samples)
 
-    def memory(self, chunks: int = 0) -> MemoryNeeds:
+    def memory(self, chunks: int = 0) -> contract.MemoryNeeds:
         needs = [fields.source.memory(chunks) for fields in self._fields.hdf5]
-        return MemoryNeeds.together([*needs, *(groups.memory(chunks) for groups in self._fields.groups)])
+        return contract.MemoryNeeds.together([*needs, *(groups.memory(chunks) for groups in self._fields.groups)])
 
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        """Reserve memory for decoded chunks of HDF5 files, and threads that read other files ahead."""
         held: list[Any] = [*(fields.source for fields in self._fields.hdf5), *self._fields.groups]
-        with reserve_shares(held, chunks, cache_bytes) as reserved:
+        with contract.reserve_shares(held, chunks, cache_bytes) as reserved:
             if self._fields.files:
                 reserved.callback(self._fields.prefetcher.reserve())
             return reserved.pop_all().close

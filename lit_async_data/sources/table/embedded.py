@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from lit_async_data.errors import CorruptError, FormatError
-from lit_async_data.order.chunk_order import ChunkRun
+from lit_async_data.order.chunk_order import runs_of
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import MemoryNeeds, Reservation, StorageLayout, starts
 from lit_async_data.sources.local_files import changed_error, file_state
@@ -75,11 +75,7 @@ class EmbeddedFiles:
     @property
     def chunks(self) -> StorageLayout:
         counts = np.bincount(self.numbers())
-        counts = counts[counts > 0]
-        first = np.flatnonzero(np.diff(counts, prepend=-1))  # of each run of groups of one size
-        sums = np.add.reduceat(counts, first).tolist()
-        runs = tuple(map(ChunkRun, sums, counts[first].tolist()))
-        return StorageLayout(runs, compressed=True, reading="decoded")
+        return StorageLayout(runs_of(counts[counts > 0]), compressed=True, reading="decoded")
 
     def decode(self, samples: Indices) -> None:
         for group in np.unique(self.numbers()[samples]).tolist():

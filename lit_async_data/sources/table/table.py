@@ -16,22 +16,10 @@ from lit_async_data.errors import ChangedError, ConfigError, CorruptError, Missi
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources import local_files
 from lit_async_data.sources.local_files import local_path, opening_errors
-from lit_async_data.sources.table import formats
+from lit_async_data.sources.table import formats, labels
 from lit_async_data.sources.table.embedded import EmbeddedFiles, ParquetGroups, holds_bytes, loaded, storage_type
 from lit_async_data.sources.table.formats import NoColumnError, RowOrigin, TextFormat, arrow, is_text, quoted
-from lit_async_data.sources.table.labels import (
-    Labels,
-    Null,
-    as_numbers,
-    check_notation,
-    check_text,
-    digits_of,
-    labels_of,
-    note_names,
-    parsed_text,
-    texts_of,
-    trim,
-)
+from lit_async_data.sources.table.labels import Labels, Null
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _OTHER_FORMATS = {
@@ -98,14 +86,15 @@ def _met(given: Filter, array: Any, origin: RowOrigin) -> npt.NDArray[np.bool_]:
         raise ConfigError(what, "filters")
     if arrow("types").is_dictionary(array.type):
         array = array.dictionary_decode()
-    check_text(array, given.column, origin)
+    labels.check_text(array, given.column, origin)
     if is_text(array.type) and all(isinstance(one, int | float) and not isinstance(one, bool) for one in values):
-        array = as_numbers(array, given.column, origin)
+        array = labels.as_numbers(array, given.column, origin)
     if is_text(array.type):
         texts, array = array, compute.utf8_trim_whitespace(array)
         values = [one.strip() if isinstance(one, str) else one for one in values]
         if compute.any(compute.not_equal(texts, array)).as_py():
-            note_names(f"{origin.name}: column {quoted(given.column)}", tuple(texts.unique().drop_null().to_pylist()))
+            names = tuple(texts.unique().drop_null().to_pylist())
+            labels.note_names(f"{origin.name}: column {quoted(given.column)}", names)
     unfit = ConfigError(
         f"column {quoted(given.column)} holds {array.type}, which cannot be compared by "
         f"{given.operator} {quoted(given.value)}; give a value of that type",
@@ -251,8 +240,9 @@ def _with_class_names(table: Any) -> Any:
     for place, name in enumerate(table.column_names):
         with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):  # not as Hugging Face writes it
             feature = json.loads(table.schema.metadata[b"huggingface"])["info"]["features"][name]
-            if feature["_type"] == "ClassLabel" and len(set(map(trim, feature["names"]))) == len(feature["names"]):
-                names, codes = library.array(feature["names"], library.string()), table.column(name).combine_chunks()
+            listed = feature["names"]
+            if feature["_type"] == "ClassLabel" and len({*map(labels.trim, listed)}) == len(listed):
+                names, codes = library.array(listed, library.string()), table.column(name).combine_chunks()
                 codes = compute.if_else(compute.equal(codes, -1), None, codes)
                 named = library.DictionaryArray.from_arrays(codes.cast(library.int32()), names, ordered=True)
                 table = table.set_column(place, name, named)
@@ -420,7 +410,7 @@ class Table:
                 continue
             arrays[name] = formats.as_single_array(column)
             del column
-            check_text(arrays[name], name, origin)
+            labels.check_text(arrays[name], name, origin)
         return cls(arrays, origin)
 
     def __len__(self) -> int:
@@ -456,23 +446,23 @@ class Table:
         of numbers become the columns of one array.
         """
         if kind == "text" and isinstance(name, str):
-            texts = parsed_text(self.array(name), name, self.origin, separator, kind=None)
-            return texts_of(texts, name, self.origin, null, max_length)
+            texts = labels.parsed_text(self.array(name), name, self.origin, separator, kind=None)
+            return labels.texts_of(texts, name, self.origin, null, max_length)
         names, columns = [name] if isinstance(name, str) else name, list[tuple[str, Any]]()
         for each in names:
             array = self.array(each)
             if kind == "class" or classes is not None:
-                array = digits_of(array)  # whole numbers can be names of classes
-            array = parsed_text(array, each, self.origin, separator, kind=kind)
+                array = labels.digits_of(array)  # whole numbers can be names of classes
+            array = labels.parsed_text(array, each, self.origin, separator, kind=kind)
             columns.append((each, array))
             text = is_text(array.type) or formats.is_categorical(array.type) or formats.is_text_list(array.type)
             if kind == "class" and not text:
                 what = f"column {quoted(each)} holds {array.type}, neither text nor whole numbers"
                 raise ConfigError(f"{what}; leave out kind to use its numbers as labels", "kind")
             if text and kind is None and classes is None and names is not name:
-                check_notation(array, each, self.origin)
+                labels.check_notation(array, each, self.origin)
         vocabulary = None if classes is None else tuple(classes)
-        return labels_of(columns, self.origin, classes=vocabulary, null=null, together=names is name)
+        return labels.labels_of(columns, self.origin, classes=vocabulary, null=null, together=names is name)
 
     def first(self, name: str, separator: str | None = None) -> Any:
         """The first value in a column, also inside a list or a cell with a separator; None if there is none."""
@@ -519,7 +509,7 @@ class Table:
     def missing(self, name: str, separator: str | None = None) -> Indices:
         array = self.array(name)
         if separator is not None and self.is_text(name):
-            array = parsed_text(array, name, self.origin, separator, kind=None)
+            array = labels.parsed_text(array, name, self.origin, separator, kind=None)
         return np.flatnonzero(formats.booleans_of(array.is_null()))
 
     def is_text(self, name: str) -> bool:

@@ -117,7 +117,7 @@ def loader(request, monkeypatch, h5):
     made.source.close()
     if isinstance(made.source, ManifestSource):
         ahead = made.source._fields.prefetcher
-        assert (ahead._reserved, ahead._asked, ahead._pool) == (set(), set(), None)
+        assert (ahead._reserved, ahead._coming) == (set(), {})
 
 
 def check_batch(loader, batch, at):

@@ -6,10 +6,28 @@ import torch
 from support.sources.squares import Squares
 from torch.utils.data import TensorDataset
 
-from lit_async_data import AsyncDataModule, AsyncLoader, ConcatSource, SubsetSource, split
+from lit_async_data import (
+    AsyncDataModule,
+    AsyncLoader,
+    ConcatSource,
+    HDF5Source,
+    ManifestSource,
+    SubsetSource,
+    split,
+)
 from lit_async_data.batch.spec import BatchSpec, FieldSpec
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.testing import ArraySource
+
+
+@pytest.mark.parametrize("source", [HDF5Source, ManifestSource])
+@pytest.mark.parametrize("fields", ["x", None, [], {"x"}, {3: "x"}, ["x", "x"]], ids=repr)
+def test_both_sources_refuse_fields_without_keys_of_their_own(source, fields, tmp_path):
+    (tmp_path / "t.csv").write_text("x\n1\n")
+    what = "names a .* twice; give a mapping" if fields == ["x", "x"] else "not a mapping from batch key to .* name"
+    with pytest.raises(ConfigError, match=f"^fields: .*{what}") as caught:
+        source(str(tmp_path / "t.csv"), fields)
+    assert ("write {'x': 'x'}" in str(caught.value)) == (fields == "x")
 
 
 class Specified(ArraySource):

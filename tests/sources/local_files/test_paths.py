@@ -13,7 +13,21 @@ from lit_async_data.__main__ import main
 from lit_async_data.errors import AsyncDataError
 from lit_async_data.reading import open_reader, read
 from lit_async_data.sources.files import stores
+from lit_async_data.sources.local_files import is_address, not_local
 from lit_async_data.system import Lazy
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        *((path, (True, True)) for path in ("s3://b/x", "HTTPS://a", "simplecache::s3://b/x")),
+        *((path, (False, True)) for path in ("s3:/b/x", r"http:\\a", "data:image/png", "file://host/x", "d:/x")),
+        *((path, (False, False)) for path in ("12:30.jpg", "a/s3://b", "/s3://b", "x")),
+    ],
+)
+def test_one_pattern_tells_addresses_and_misspelt_ones_from_paths(given, found):
+    assert (is_address(given), bool(not_local(given))) == found
+
 
 WINDOWS = r"C:\data\x.h5"
 ADDRESSES = {

@@ -80,9 +80,8 @@ def test_an_input_error_names_the_byte(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "read", reading)
     monkeypatch.setattr(local_files, "PAUSE_S", 0)
-    with pytest.raises(
-        SourceError, match=rf"{path}: cannot be read: \[Errno {errno.EIO}\] gone at byte 2; it failed twice"
-    ):
+    what = rf"{path}: cannot be read: \[Errno {errno.EIO}\] gone at byte 2; the disk or the network failed, twice"
+    with pytest.raises(SourceError, match=what):
         fetched(str(path), 10)
 
 

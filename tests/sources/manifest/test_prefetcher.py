@@ -12,6 +12,8 @@ import pytest
 from support.sources.oracle import read
 
 from lit_async_data import AsyncLoader, LoaderOptions, ManifestSource
+from lit_async_data.sources.files import transport
+from lit_async_data.sources.files.transport import FIRST_REQUESTS
 from lit_async_data.sources.manifest import files as fetching
 from lit_async_data.sources.manifest.files import THREADS, FilePrefetcher, RootDirectory
 
@@ -25,6 +27,7 @@ class Disk:
         self.arrived = threading.Semaphore(0)
         if not gated:
             self.gate.set()
+        monkeypatch.setattr(transport, "_IDLE_S", 1e6)  # only a closing ends them
         self._read = fetching.fetched
         monkeypatch.setattr(fetching, "fetched", self.fetched)
         # What is not in memory is not read straight to its place; here, nothing is filled.
@@ -74,6 +77,12 @@ def fetchers():
     return [thread for thread in threading.enumerate() if "fetcher" in thread.name]
 
 
+def no_fetchers_are_left():
+    for thread in fetchers():
+        thread.join(30)
+    return not fetchers()
+
+
 def made_cold(reader, files):
     for path in files[:4]:
         reader.read(path)
@@ -113,6 +122,7 @@ def test_a_file_is_read_ahead_once_by_another_thread_and_then_lies_in_memory(fil
 
 def test_at_most_sixteen_files_are_waited_for_and_one_that_none_has_begun_is_read_at_once(files, reader, monkeypatch):
     disk, found = Disk(monkeypatch, gated=True), []
+    reader._local.window = THREADS  # as after a few answers
     reader.fetch(files)
     for _ in range(THREADS):
         assert disk.arrived.acquire(timeout=30)
@@ -126,6 +136,17 @@ def test_at_most_sixteen_files_are_waited_for_and_one_that_none_has_begun_is_rea
     assert found == [bytes([39]) * 100]
     disk.await_all(files)
     assert [path for path, _ in disk.calls].count(files[39]) == 1
+
+
+def test_eight_threads_begin_and_more_come_where_files_wait_for_them(files, reader, monkeypatch):
+    disk = Disk(monkeypatch, gated=True)
+    reader.fetch(files)
+    for _ in range(FIRST_REQUESTS):
+        assert disk.arrived.acquire(timeout=30)
+    assert len(disk.asked) == FIRST_REQUESTS
+    disk.gate.set()
+    disk.await_all(files)
+    assert FIRST_REQUESTS < reader._local.window <= THREADS
 
 
 def test_a_read_ahead_that_fails_is_done_again_by_who_needs_the_file(files, disk, caplog, reader, monkeypatch):
@@ -164,7 +185,7 @@ def test_several_loaders_share_it_and_the_last_one_ends_it(files, disk):
     assert reader.read(files[5]) == bytes([5]) * 100
     second()
     assert not reader.wanted
-    assert not fetchers()
+    assert no_fetchers_are_left()
     assert reader.read(files[6]) == bytes([6]) * 100
 
 
@@ -185,9 +206,7 @@ def test_given_back_in_one_of_its_threads_it_does_not_wait_for_that(files, disk,
     monkeypatch.setattr(fetching, "fetched", lambda *_: (give_back(), ended.set()))
     reader.fetch(files[:1])
     assert ended.wait(30)
-    for thread in fetchers():
-        thread.join(30)
-    assert not fetchers()
+    assert no_fetchers_are_left()
 
 
 COUNT = 200
@@ -228,5 +247,5 @@ def test_a_path_that_the_source_refuses_keeps_no_other_from_being_read_ahead(dis
 def test_a_loader_that_is_closed_early_leaves_nothing(disk, source):
     with AsyncLoader(source, LoaderOptions(batch_size=4, shuffle=False, workers=1)) as loader:
         assert len(list(itertools.islice(loader, 20))) == 20
-    assert not [thread.name for thread in threading.enumerate() if "fetch" in thread.name or "ahead" in thread.name]
+    assert no_fetchers_are_left()
     assert numbers(source, 1) == [list(range(COUNT))]

@@ -26,21 +26,11 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import Array, Bytes
 from lit_async_data.errors import CorruptError
-from lit_async_data.sources.files.stores import is_address
-from lit_async_data.sources.hdf5.storage.codecs import (
-    DEFLATE,
-    FLETCHER32,
-    SHUFFLE,
-    SUM_BYTES,
-    Filter,
-    FilterPipeline,
-    filters_of,
-    is_found,
-    read_chunk,
-)
+from lit_async_data.sources import local_files
+from lit_async_data.sources.hdf5.storage import codecs
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, REMEDIES, as_source_errors, h5py
-from lit_async_data.sources.hdf5.storage.handles import bytes_at, fetch, identity_of, is_mirrored, path_of
-from lit_async_data.sources.local_files import CacheFolder, changed_recently, errno_of, retry_once
+from lit_async_data.sources.hdf5.storage.handles import bytes_at, fetch, identity_of, mirrored_file, path_of
+from lit_async_data.sources.local_files import changed_recently, errno_of, is_address, retry_once
 
 
 class Columns(NamedTuple):
@@ -64,7 +54,7 @@ class IndexKey:
     @classmethod
     def of(cls, dataset: h5py.Dataset) -> IndexKey:
         state = identity_of(dataset.file).state
-        filters = tuple(each.number for each in filters_of(dataset))
+        filters = tuple(each.number for each in codecs.filters_of(dataset))
         layout = dataset.dtype.str, dataset.shape, dataset.chunks, filters
         return cls(path_of(dataset.file), dataset.name or "", state, layout)
 
@@ -79,13 +69,13 @@ SCALEOFFSET_HEAD = 21
 
 def check_chunk_lengths(dataset: h5py.Dataset, axis: int, first: int, end: int) -> None:
     """Check that the chunks of a range of rows along an axis have all their bytes."""
-    filters, shape, chunk = filters_of(dataset), dataset.shape, dataset.chunks or ()
+    filters, shape, chunk = codecs.filters_of(dataset), dataset.shape, dataset.chunks or ()
     nbytes = math.prod(chunk) * dataset.dtype.itemsize
     corners = [range(0, n, c) for n, c in zip(shape, chunk, strict=True)]
     corners[axis] = range(first // chunk[axis] * chunk[axis], end, chunk[axis])
     for corner in itertools.product(*corners):
         try:
-            mask, stored = read_chunk(dataset, corner)
+            mask, stored = codecs.read_chunk(dataset, corner)
         except LIBRARY_ERRORS:
             continue  # the chunk was never written, or h5py will raise the same error
         at_edge = any(at + c > n for at, c, n in zip(corner, chunk, shape, strict=True))
@@ -101,23 +91,23 @@ def check_chunk_lengths(dataset: h5py.Dataset, axis: int, first: int, end: int) 
             raise corrupt_error(dataset, corner, str(error), of, int(corner[axis])) from error
 
 
-def check_chunk_length(filters: tuple[Filter, ...], mask: int, data: Bytes, nbytes: int) -> None:
+def check_chunk_length(filters: tuple[codecs.Filter, ...], mask: int, data: Bytes, nbytes: int) -> None:
     """Check that a stored chunk decodes to at least ``nbytes`` bytes, as far as this package knows its filters."""
     applied = [each for number, each in enumerate(filters) if not mask >> number & 1]
     while applied:
         last = applied.pop()
-        sums = int(SUM_BYTES * sum(each.number == FLETCHER32 for each in applied))
+        sums = int(codecs.SUM_BYTES * sum(each.number == codecs.FLETCHER32 for each in applied))
         # Bytes of the chunk after the other filters; None if they depend on the values.
         exact = None if any(each.changes_size and not _is_identity(each) for each in applied) else nbytes + sums
         if last.number in (NBIT, SCALEOFFSET) and exact is not None and not _is_identity(last):
             if len(data) < (needed := _needed_bytes(last, data, exact)):
                 raise CorruptError(f"only {len(data)} of {needed} bytes for filter {last.number}")
             return  # from enough bytes, libhdf5 decodes all values
-        if last.number == SHUFFLE and not applied:
+        if last.number == codecs.SHUFFLE and not applied:
             break  # shuffle keeps the size
-        if last.number == FLETCHER32:
-            data = data[: max(len(data) - SUM_BYTES, 0)]  # libhdf5 verifies the checksum
-        elif last.number == DEFLATE and exact is None:
+        if last.number == codecs.FLETCHER32:
+            data = data[: max(len(data) - codecs.SUM_BYTES, 0)]  # libhdf5 verifies the checksum
+        elif last.number == codecs.DEFLATE and exact is None:
             try:
                 data = np.frombuffer(zlib.decompress(data.data), np.uint8)
             except zlib.error as error:
@@ -131,7 +121,7 @@ def check_chunk_length(filters: tuple[Filter, ...], mask: int, data: Bytes, nbyt
         raise CorruptError(f"{len(data)} bytes instead of {nbytes}")
 
 
-def _is_identity(each: Filter) -> bool:
+def _is_identity(each: codecs.Filter) -> bool:
     """Whether n-bit or scale-offset stores values unchanged, because they need all their bits."""
     parameters = each.parameters
     if each.number == NBIT:
@@ -141,7 +131,7 @@ def _is_identity(each: Filter) -> bool:
     return parameters[0] == 2 and parameters[1] == 8 * parameters[4]
 
 
-def _needed_bytes(last: Filter, data: Bytes, nbytes: int) -> int:
+def _needed_bytes(last: codecs.Filter, data: Bytes, nbytes: int) -> int:
     """Bytes that n-bit or scale-offset reads to decode ``nbytes`` bytes."""
     parameters, head = last.parameters, SCALEOFFSET_HEAD if last.number == SCALEOFFSET else 0
     if len(data) < head or len(parameters) < 5 or (not head and (len(parameters) < 8 or parameters[3] != 1)):
@@ -166,7 +156,7 @@ def checked_columns(dataset: h5py.Dataset) -> tuple[Columns, bool]:
     """The chunk records of a dataset, and whether all are usual. In libhdf5's order if it lists wrong corners."""
     chunk, grid, file = np.array(dataset.chunks), grid_of(dataset), dataset.file
     chunks, known = math.prod(grid), corners_known(dataset)
-    filters, nbytes = filters_of(dataset), math.prod(dataset.chunks or ()) * element_bytes(dataset)
+    filters, nbytes = codecs.filters_of(dataset), math.prod(dataset.chunks or ()) * element_bytes(dataset)
     records, end = records_of(dataset), identity_of(file).size
     corners, (masks, offsets, sizes) = records[:, : len(grid)], records[:, len(grid) :].T
     numbers = _chunk_numbers(dataset, corners, chunk, grid) if known else np.arange(len(records))
@@ -190,13 +180,13 @@ def checked_columns(dataset: h5py.Dataset) -> tuple[Columns, bool]:
 
 
 def _sizes_fit(
-    filters: tuple[Filter, ...], nbytes: int, sizes: npt.NDArray[Any], masks: npt.NDArray[Any]
+    filters: tuple[codecs.Filter, ...], nbytes: int, sizes: npt.NDArray[Any], masks: npt.NDArray[Any]
 ) -> npt.NDArray[np.bool_]:
     fits = sizes > 0
     for mask in np.unique(masks).tolist() if masks.any() else [0]:
         applied = [each for number, each in enumerate(filters) if not mask >> number & 1]
         if not any(each.changes_size for each in applied):
-            sums = SUM_BYTES * sum(each.number == FLETCHER32 for each in applied)
+            sums = codecs.SUM_BYTES * sum(each.number == codecs.FLETCHER32 for each in applied)
             # Edge chunks that a dataset leaves unfiltered have no checksums.
             fits &= (masks != mask) | (sizes == nbytes + sums) | (sizes == nbytes)
     return fits
@@ -211,7 +201,6 @@ def corners_known(dataset: h5py.Dataset) -> bool:
 def _chunk_numbers(
     dataset: h5py.Dataset, corners: npt.NDArray[np.int64], chunk: npt.NDArray[Any], grid: tuple[int, ...]
 ) -> npt.NDArray[np.int64]:
-    """The place of each chunk in the flattened grid."""
     places, inside = np.divmod(corners, chunk)
     outside = (inside != 0) | (places < 0) | (places >= np.array(grid))
     if outside.any():
@@ -309,13 +298,13 @@ class ChunkIndex:
     offsets: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.uint32]
     masks: npt.NDArray[np.uint32]
-    filters: FilterPipeline
+    filters: codecs.FilterPipeline
     fill: Any  # value of chunks that were never written
 
 
 def unsupported_reason(dataset: h5py.Dataset) -> str | None:
     """Why h5py must read a dataset, by its layout, type and filters; None if its chunks may be indexed."""
-    filters = filters_of(dataset)
+    filters = codecs.filters_of(dataset)
     chunked = dataset.chunks is not None
     shapes = list(zip(dataset.shape, dataset.chunks or (), strict=chunked))
     reasons = {
@@ -326,7 +315,7 @@ def unsupported_reason(dataset: h5py.Dataset) -> str | None:
         or sum(each.changes_size for each in filters) > 1,
         # An edge chunk that was never filtered would look like one that was.
         "its filters cannot tell unfiltered edge chunks": len(filters) > 0
-        and not any(each.changes_size or each.number == FLETCHER32 for each in filters)
+        and not any(each.changes_size or each.number == codecs.FLETCHER32 for each in filters)
         and any(n % c for n, c in shapes),
         "it is unlimited along one axis that is not the first": not corners_known(dataset),
         "its chunks are very large": math.prod(c for _, c in shapes) * element_bytes(dataset) > MOST_CHUNK_BYTES,
@@ -346,7 +335,7 @@ def check_unindexed(dataset: h5py.Dataset) -> None:
     if not corners_known(dataset):  # then only the number of written chunks is known
         may_lack, written = math.prod(grid) - len(written), np.arange(math.prod(grid))
     for corner in map(tuple, (np.stack(np.unravel_index(written, grid), axis=1) * dataset.chunks).tolist()):
-        if not retry_once(functools.partial(is_found, dataset, corner)):
+        if not retry_once(functools.partial(codecs.is_found, dataset, corner)):
             may_lack -= 1
             if may_lack < 0:
                 raise corrupt_error(dataset, corner, NOT_FOUND)
@@ -354,7 +343,8 @@ def check_unindexed(dataset: h5py.Dataset) -> None:
 
 def in_one_file(dataset: h5py.Dataset) -> bool:
     """Whether HDF5 stores a file as one file of the system, so that its offsets are offsets in that file."""
-    return is_mirrored(file := dataset.file) or bool(file.id.get_access_plist().get_driver() == h5py.h5fd.SEC2)
+    file = dataset.file
+    return mirrored_file(file) is not None or bool(file.id.get_access_plist().get_driver() == h5py.h5fd.SEC2)
 
 
 def has_numpy_layout(dataset: h5py.Dataset) -> bool:
@@ -398,7 +388,7 @@ def _verified(dataset: h5py.Dataset, columns: Columns) -> ChunkIndex | None:
         return None
     chunk = dataset.chunks or ()
     nbytes = math.prod(chunk) * element_bytes(dataset)
-    pipeline = FilterPipeline(filters_of(dataset), nbytes)
+    pipeline = codecs.FilterPipeline(codecs.filters_of(dataset), nbytes)
     index = ChunkIndex(chunk, grid_of(dataset), *columns, pipeline, fill)
     return index if _probes_match(dataset, index) and not _edges_unfiltered(dataset, index) else None
 
@@ -419,7 +409,7 @@ def _probes_match(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
         corner = tuple(int(n) * c for n, c in zip(place, index.shape, strict=True))
         size, offset = int(index.sizes[number]), int(index.offsets[number])
         try:
-            mask, stored = retry_once(functools.partial(read_chunk, dataset, corner))
+            mask, stored = retry_once(functools.partial(codecs.read_chunk, dataset, corner))
             found = bytes_at(dataset.file, size, offset)
         except LIBRARY_ERRORS as error:
             if errno_of(error) in REMEDIES:
@@ -462,7 +452,7 @@ NAME_SHOWN = 50
 
 class IndexCache:
     def __init__(self, folder: str | os.PathLike[str] | None) -> None:
-        self._folder = None if folder is None else CacheFolder(folder, "index")
+        self._folder = None if folder is None else local_files.CacheFolder(folder, "index")
 
     def load(self, key: IndexKey) -> dict[str, Array] | None:
         data = None if self._folder is None else self._folder.load(*_place(key))
@@ -486,10 +476,8 @@ class IndexCache:
 
 def _place(key: IndexKey) -> tuple[str, str, bytes]:
     """The key as text, the name of its file, and the first lines of that file."""
-    import hashlib
-
     real = key.path if is_address(key.path) else os.path.realpath(key.path)  # all links to a file share one index
-    digest = hashlib.blake2b(f"{real}\0{key.name}".encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
     properties = json.dumps({name: value for name, value in dataclasses.asdict(key).items() if name != "path"})
     head = f"lit_async_data: an index of chunks, version {VERSION}; may be deleted\n{properties}\n"
+    digest = local_files.short_digest(f"{real}\0{key.name}")
     return str(key), f"{os.path.basename(real)[:NAME_SHOWN]}.{digest}.index", head.encode()

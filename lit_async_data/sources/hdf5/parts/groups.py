@@ -37,15 +37,8 @@ from lit_async_data.sources.hdf5.parts.stored_field import (
     numbered_row,
     padded_fields,
 )
+from lit_async_data.sources.hdf5.schema import encoded
 from lit_async_data.sources.hdf5.schema.categories import Coded, Conversion, enumerated, find_coded, is_numbered
-from lit_async_data.sources.hdf5.schema.encoded import (
-    NO_IMAGE,
-    StoredSequences,
-    datasets_as_rows,
-    images_of,
-    padded_spec,
-    place_of_image,
-)
 from lit_async_data.sources.hdf5.schema.field import IMAGE, VARIABLE, Field, check_options, chosen_groups, names_in
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset, axes, in_group, open_dataset
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
@@ -285,9 +278,9 @@ class _Images:
 
     def add(self, node: Any, name: str, full: str) -> None:
         _refuse_link(self._group, node, name.encode(), full)
-        place = place_of_image(self._group, node, full.removesuffix(name).strip("/"), name)
+        place = encoded.place_of_image(self._group, node, full.removesuffix(name).strip("/"), name)
         if place is None:
-            raise _UnlikeError(f"{NO_IMAGE}; write one")
+            raise _UnlikeError(f"{encoded.NO_IMAGE}; write one")
         self._offsets.append(place[0])
         self._sizes.append(place[1])
 
@@ -385,9 +378,9 @@ def _field(group: OpenGroup, key: str, name: str, request: PartRequest, columns:
     if field.decode:
         if key in request.layouts:
             raise ConfigError(f"{request.layouts[key]!r} for {key}: images have their channels first", "layout")
-        rows = datasets_as_rows(path, name, columns["offsets"], columns["sizes"], names=names)
+        rows = encoded.datasets_as_rows(path, name, columns["offsets"], columns["sizes"], names=names)
         file: Any = group.file
-        images = images_of(field, rows, lambda row: np.asarray(file[in_group(name, names, row)][()]).tobytes())
+        images = encoded.images_of(field, rows, lambda row: np.asarray(file[in_group(name, names, row)][()]).tobytes())
         return StoredField(images.rows, images.decoder.spec, images=images)
     sequences = _as_one(group, name, request.layouts.get(key), names, columns)
     stored = sequences.rows
@@ -436,11 +429,11 @@ def _padded(part: StoredPart, key: str, request: PartRequest) -> dict[str, Store
         needs = f"need an axis, no layout, no classes, and the key {length_key(key)!r} for their lengths"
         raise ConfigError(f"{of_key.stored}: samples of variable length {needs}; change the field", f"fields.{key}")
     row = dataclasses.replace(sequences.spec, shape=sequences.spec.shape[1:])
-    spec = padded_spec(sequences.lengths, field.max_length, row, of_key.values)
+    spec = encoded.padded_spec(sequences.lengths, field.max_length, row, of_key.values)
     return padded_fields(key, field, dataclasses.replace(sequences, spec=spec))
 
 
-def _as_one(group: OpenGroup, name: str, layout: str | None, names: Array, columns: Columns) -> StoredSequences:
+def _as_one(group: OpenGroup, name: str, layout: str | None, names: Array, columns: Columns) -> encoded.StoredSequences:
     path, lengths, counts = group.path, columns["lengths"], columns["counts"]
     first = _inspect_sample(group, in_group(name, names, int(lengths.argmax())))
     shape = (len(names), *first.shape)
@@ -454,7 +447,7 @@ def _as_one(group: OpenGroup, name: str, layout: str | None, names: Array, colum
     stored = StoredDataset(path, name, shape, first.dtype, 0, spec, filtered=first.filtered, names=names)
     ends = np.cumsum(counts)
     references = np.stack([lengths * (math.prod(shape[2:]) * dtype.itemsize), ends - counts, ends], axis=1)
-    sequences = StoredSequences(stored, None, references, first.dtype, FieldSpec(shape[1:], dtype), chunks)
+    sequences = encoded.StoredSequences(stored, None, references, first.dtype, FieldSpec(shape[1:], dtype), chunks)
     readable = first.offset is not None or first.index is not None or not ends[-1]
     if "offsets" in columns and readable and ((lengths != lengths[0]).any() or (chunks == chunks[0]).all()):
         places = ChunkColumns(*(columns[each] for each in ChunkColumns._fields))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,22 +13,14 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec, contradict, listed_names
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
-from lit_async_data.order.chunk_order import ChunkRun
+from lit_async_data.order.chunk_order import ChunkRun, runs_of
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.files.files import LOCAL, Files
 from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.hdf5.index.index import IndexCache
-from lit_async_data.sources.hdf5.parts.stored_field import (
-    Span,
-    StoredField,
-    WindowStarts,
-    anchor_range,
-    delivered_spec,
-    inspect_field,
-    numbered_field,
-    numbered_row,
-)
+from lit_async_data.sources.hdf5.parts import stored_field
+from lit_async_data.sources.hdf5.parts.stored_field import Span, StoredField, WindowStarts
 from lit_async_data.sources.hdf5.schema.categories import Coded, Conversion, as_texts, enumerated, find_coded, numbered
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 from lit_async_data.sources.hdf5.schema.field import Field, chosen_groups
@@ -97,7 +89,7 @@ def _grouping(parts: Sequence[StoredPart], key: str, chunks_per_run: int) -> Chu
     for part in parts:
         if part.anchors.count:
             counts, firsts, lasts = _grouped_extents(part, key, chunks_per_run)
-            runs += _runs(counts)
+            runs += runs_of(counts)
             each = lasts - firsts + 1
             touched, distinct = touched + int(each.sum()), distinct + _count_distinct(firsts, lasts)
             max_slabs = max(max_slabs, int(each.max()))
@@ -122,14 +114,6 @@ def _grouped_extents(part: StoredPart, key: str, chunks_per_run: int) -> tuple[I
     begins = np.append(0, np.flatnonzero(np.diff(firsts // chunks_per_run)) + 1)
     counts = np.diff(np.append(begins, anchors.count))
     return counts, np.minimum.reduceat(firsts, begins), np.maximum.reduceat(lasts, begins)
-
-
-def _runs(counts: Indices) -> Iterator[ChunkRun]:
-    """Runs of groups of equal size."""
-    borders = np.append(0, np.flatnonzero(np.diff(counts)) + 1)
-    sizes, repeats = counts[borders].tolist(), np.diff(np.append(borders, len(counts))).tolist()
-    for size, repeat in zip(sizes, repeats, strict=True):
-        yield ChunkRun(size * repeat, size)
 
 
 def _count_distinct(firsts: Indices, lasts: Indices) -> int:
@@ -196,7 +180,7 @@ class StoredPart:
 
     @property
     def anchor_range(self) -> Span:
-        return anchor_range(self.rows, [field.inside for field in self.fields.values()])
+        return stored_field.anchor_range(self.rows, [field.inside for field in self.fields.values()])
 
     @property
     def external(self) -> ExternalFiles:
@@ -204,7 +188,6 @@ class StoredPart:
 
     @property
     def overlap(self) -> int:
-        """The largest number of later samples that share rows with a sample."""
         spans = [field.span for field in self.fields.values()]
         # Padding repeats rows between a window and the anchor.
         spans += [(0, 1)] if any(field.pad for field in self.fields.values()) else []
@@ -368,7 +351,7 @@ def _inspect_fields(
         where = f"{group.path}:/{name.strip('/')}"
         try:
             with as_source_errors(where, "cannot be read", file=group.path, dataset=name):
-                inspected = inspect_field(group, key, field, request.layouts.get(key))
+                inspected = stored_field.inspect_field(group, key, field, request.layouts.get(key))
         except NoSamplesError as error:
             empty.append(FormatError(str(error), file=error.file, dataset=error.dataset))
             continue
@@ -425,9 +408,10 @@ def kept_field(
     if native.kind == "S" or field.kind:
         codes, row = numbered(values, field, stored, where)
         codes[[*lacking]] = IGNORED
-        return numbered_field(dataclasses.replace(stored, dtype=codes.dtype, spec=row, kept=codes), field, where)
-    numbering, row = numbered_row(Coded(name, enumerated(values.dtype)), field, stored.spec, stored, where)
-    spec = delivered_spec(field, row, where)
+        stored = dataclasses.replace(stored, dtype=codes.dtype, spec=row, kept=codes)
+        return stored_field.numbered_field(stored, field, where)
+    numbering, row = stored_field.numbered_row(Coded(name, enumerated(values.dtype)), field, stored.spec, stored, where)
+    spec = stored_field.delivered_spec(field, row, where)
     convert = Conversion(stored, numbering=numbering)
     kept = convert(values.astype(native), np.arange(len(values)), spec.dtype).astype(spec.dtype)
     return StoredField(dataclasses.replace(stored, dtype=kept.dtype, spec=spec, kept=kept), spec)

@@ -9,12 +9,13 @@ import itertools
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, FormatError, MissingError, SourceError, few
+from lit_async_data.options import one_of, whole
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.files.files import Files
@@ -23,7 +24,7 @@ from lit_async_data.sources.hdf5.index.index import IndexCache
 from lit_async_data.sources.hdf5.parts.part import StoredPart, row_numbers
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
 from lit_async_data.sources.hdf5.schema.categories import named, unknown_text
-from lit_async_data.sources.hdf5.schema.field import Field, FieldLike, check_options, whole_number
+from lit_async_data.sources.hdf5.schema.field import Field, FieldLike, check_options
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors
 from lit_async_data.sources.hdf5.storage.handles import open_h5py
@@ -56,8 +57,7 @@ class JoinedTable:
         files: Files,
     ) -> None:
         self._files = files
-        if unmatched not in ("error", "skip"):
-            raise ConfigError(f"{unmatched!r} is not one of error, skip", "unmatched")
+        one_of("unmatched", unmatched, get_args(Unmatched))
         self._column, self._what = _column_and_what(on)
         self._skip, self._reader = unmatched == "skip", TableReader(files.copied(table), filters)
         # The fields that are columns of the table.
@@ -244,7 +244,7 @@ def checked_stride(stride: Any, rows: object) -> int:
     if rows is not None:
         what = "cannot be combined with rows, which already place the samples; give one of the two"
         raise ConfigError(what, "stride")
-    return whole_number("stride", stride, 1)
+    return whole("stride", stride, 1)
 
 
 def select_rows(parts: Sequence[StoredPart], rows: Any, every: Sequence[StoredPart]) -> list[StoredPart]:

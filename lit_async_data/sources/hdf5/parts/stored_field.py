@@ -13,6 +13,7 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import FieldSpec, length_key, mask_key
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.hdf5.schema import encoded
 from lit_async_data.sources.hdf5.schema.categories import (
     PACKING,
     Coded,
@@ -23,19 +24,7 @@ from lit_async_data.sources.hdf5.schema.categories import (
     inspect_texts,
     is_numbered,
 )
-from lit_async_data.sources.hdf5.schema.encoded import (
-    Delimited,
-    StoredImages,
-    StoredRanges,
-    StoredSequences,
-    delimited,
-    element_type,
-    encoding,
-    inspect_images,
-    inspect_sequences,
-    inspect_sparse,
-    inspect_variable,
-)
+from lit_async_data.sources.hdf5.schema.encoded import StoredImages, StoredRanges, StoredSequences
 from lit_async_data.sources.hdf5.schema.field import VARIABLE, Field, changed
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset
 from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, context_of, h5py
@@ -193,9 +182,9 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) 
     if field.decode:
         return _with_window(key, field, _inspect_images(group, key, field, layout))
     node = group.node(name)
-    kind = encoding(node) if isinstance(node, h5py.Group) else ""
-    parts = delimited(group, field)
-    elements = element_type(node, field) if isinstance(node, h5py.Dataset) and not parts else None
+    kind = encoded.encoding(node) if isinstance(node, h5py.Group) else ""
+    parts = encoded.delimited(group, field)
+    elements = encoded.element_type(node, field) if isinstance(node, h5py.Dataset) and not parts else None
     if parts or elements is not None or kind in RANGES:
         if layout is not None:
             holds = RANGES.get(kind, RANGES["variable"])
@@ -357,7 +346,7 @@ def numbered_field(stored: StoredDataset, field: Field, where: str) -> StoredFie
 def _inspect_images(group: OpenGroup, key: str, field: Field, layout: str | None) -> StoredField:
     if layout is not None:
         raise ConfigError(f"{layout!r} for {key}: images have their channels first; leave it out", "layout")
-    images = inspect_images(group, field)
+    images = encoded.inspect_images(group, field)
     spec = images.decoder.spec
     if field.rows is not None:
         spec = FieldSpec((field.rows, *spec.shape), spec.dtype, channel=3, lead=1)
@@ -376,7 +365,7 @@ def _with_window(key: str, field: Field, of_key: StoredField) -> dict[str, Store
 
 
 def _inspect_ranges(
-    group: OpenGroup, key: str, field: Field, kind: str, of: Delimited | np.dtype[Any] | None
+    group: OpenGroup, key: str, field: Field, kind: str, of: encoded.Delimited | np.dtype[Any] | None
 ) -> dict[str, StoredField]:
     """A field of sparse rows, or of samples of variable length: ranges of a dataset, or elements in the global heap."""
     name, of_kind = group.name(field.dataset), RANGES.get(kind, RANGES["variable"])
@@ -386,10 +375,10 @@ def _inspect_ranges(
         what = f"does not apply to {full}, which holds {of_kind}; leave it out"
         raise ConfigError(what, f"fields.{key}.{option}")
     if of is None:
-        return padded_fields(key, field, inspect_sparse(group, name, kind))
-    if isinstance(of, Delimited):
-        return padded_fields(key, field, inspect_variable(group, of, most=field.max_length))
-    return padded_fields(key, field, inspect_sequences(group, name, of, field.max_length))
+        return padded_fields(key, field, encoded.inspect_sparse(group, name, kind))
+    if isinstance(of, encoded.Delimited):
+        return padded_fields(key, field, encoded.inspect_variable(group, of, most=field.max_length))
+    return padded_fields(key, field, encoded.inspect_sequences(group, name, of, field.max_length))
 
 
 def padded_fields(key: str, field: Field, found: StoredRanges | StoredSequences) -> dict[str, StoredField]:

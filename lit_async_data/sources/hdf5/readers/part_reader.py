@@ -27,23 +27,9 @@ from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.hdf5.parts.part import ChunkGrouping, StoredPart
 from lit_async_data.sources.hdf5.parts.samples import with_samples
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
+from lit_async_data.sources.hdf5.readers import readers
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache, ChunkedReader
-from lit_async_data.sources.hdf5.readers.readers import (
-    BLOCK_BYTES,
-    FieldReader,
-    GroupSequenceReader,
-    GroupsReader,
-    H5pyReader,
-    ImageReader,
-    KeptReader,
-    MaskReader,
-    PaddedReader,
-    Reader,
-    SequenceReader,
-    SparseReader,
-    StridedReader,
-    grouped,
-)
+from lit_async_data.sources.hdf5.readers.readers import BLOCK_BYTES, Reader, grouped
 from lit_async_data.sources.hdf5.readers.slabs import H5pySlabDecoder, IndexedSlabDecoder, RawReader, is_raw
 from lit_async_data.sources.hdf5.schema.categories import MISSING, UNLISTED
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges, of_row
@@ -53,8 +39,6 @@ from lit_async_data.sources.hdf5.storage.open_file import OpenFile, OpenFiles
 from lit_async_data.sources.images.image import Alignment, Places
 
 T = TypeVar("T")
-
-
 Choice = Literal["kept", "raw", "strided", "chunks", "h5py chunks", "h5py rows", "h5py groups"]
 
 
@@ -77,7 +61,12 @@ def fastest_reader(stored: StoredDataset, file: OpenFile, cache: ChunkCache, nam
     if "chunks" in way:
         decoder = H5pySlabDecoder(stored, file) if index is None else IndexedSlabDecoder(stored, index, file)
         return ChunkedReader(stored, decoder, cache, name)
-    of = {"raw": RawReader, "strided": StridedReader, "h5py rows": H5pyReader, "h5py groups": GroupsReader}
+    of = {
+        "raw": RawReader,
+        "strided": readers.StridedReader,
+        "h5py rows": readers.H5pyReader,
+        "h5py groups": readers.GroupsReader,
+    }
     return of[way](stored, file)
 
 
@@ -146,30 +135,30 @@ class PartReader:
     def _field_reader(self, field: StoredField) -> Reader:
         stored = field.stored
         if field.mask_of is not None:
-            return MaskReader(field)
+            return readers.MaskReader(field)
         if field.lengths is not None:
-            return KeptReader(field.lengths)
+            return readers.KeptReader(field.lengths)
         if field.images is not None:
             ranges = field.images.ranges
             rows = None if field.images.alone else self._dataset_reader(ranges.values if ranges else field.values)
-            rows = PaddedReader(ranges, rows) if ranges and rows else rows
-            reader: Reader = ImageReader(field.images, rows, self._file)
+            rows = readers.PaddedReader(ranges, rows) if ranges and rows else rows
+            reader: Reader = readers.ImageReader(field.images, rows, self._file)
         elif field.sequences is not None:
-            of_kind = SequenceReader if field.sequences.heap else GroupSequenceReader
+            of_kind = readers.SequenceReader if field.sequences.heap else readers.GroupSequenceReader
             reader = of_kind(field.sequences, self._file)
         elif not isinstance(stored, StoredRanges):
             reader = self._dataset_reader(stored)
         elif stored.columns is None:
-            reader = PaddedReader(stored, self._dataset_reader(stored.values))
+            reader = readers.PaddedReader(stored, self._dataset_reader(stored.values))
         else:
             columns = self._dataset_reader(stored.columns)
-            reader = SparseReader(stored, self._dataset_reader(stored.values), columns)
-        return reader if field.plain else FieldReader(field, reader)
+            reader = readers.SparseReader(stored, self._dataset_reader(stored.values), columns)
+        return reader if field.plain else readers.FieldReader(field, reader)
 
     def _dataset_reader(self, stored: StoredDataset) -> Reader:
         name = self._part.dataset_key(stored)
         if stored.kept is not None:
-            return KeptReader(stored.kept)  # two fields may number one text in different ways
+            return readers.KeptReader(stored.kept)  # two fields may number one text in different ways
         if name not in self.datasets:
             self.datasets[name] = fastest_reader(stored, self._file, self._cache, name)
         return self.datasets[name]
@@ -181,8 +170,6 @@ RECENT_BYTES = 16 * 2**20
 
 
 class PartReaders:
-    """Reads samples of all parts. Thread-safe."""
-
     def __init__(
         self,
         stored: Sequence[StoredPart],
@@ -219,8 +206,8 @@ class PartReaders:
 
     @property
     def reading(self) -> Reading:
-        readers = (each for part in self.parts for each in itertools.chain(*part.fields.values()))
-        return slowest(reader.reading for _, reader in readers)
+        fields = (each for part in self.parts for each in itertools.chain(*part.fields.values()))
+        return slowest(reader.reading for _, reader in fields)
 
     def read(self, samples: Indices, out: Mapping[str, Array], keys: Words | None = None) -> None:
         if len(self._stored) == 1:
@@ -289,11 +276,11 @@ class PartReaders:
         return [self._during(part, call, samples[where] - self.starts[part]) for part, where in self.by_part(samples)]
 
     def memory(self, chunks: int) -> MemoryNeeds:
-        readers = list(itertools.chain(*self._datasets.values()))
+        every = list(itertools.chain(*self._datasets.values()))
         return MemoryNeeds(
             sum(self._room(name, chunks) for name in self._datasets),
-            max((reader.thread_bytes for reader in readers), default=0),
-            sum(reader.cacheable_bytes for reader in readers),
+            max((reader.thread_bytes for reader in every), default=0),
+            sum(reader.cacheable_bytes for reader in every),
         )
 
     def _room(self, name: str, chunks: int) -> int:

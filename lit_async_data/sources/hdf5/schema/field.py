@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import TENSOR_TYPES
 from lit_async_data.errors import ConfigError, FormatError, MissingError
-from lit_async_data.options import check_names, explains_names
+from lit_async_data.options import check_names, explains_names, flag, whole
 from lit_async_data.sources.files.files import Files
 from lit_async_data.sources.hdf5.storage.failures import h5py
 from lit_async_data.sources.hdf5.storage.open_file import refuse_external_link
@@ -138,7 +138,7 @@ class Field(ImageOptions):
                 raise ConfigError(what, name)
         for name, least in (("column", 0), ("max_length", 1)):
             if getattr(self, name) is not None:
-                self._set(name, whole_number(name, getattr(self, name), least))
+                self._set(name, whole(name, getattr(self, name), least))
         fill: Any = self.fill
         if not isinstance(fill, numbers.Real):
             raise ConfigError(f"{fill!r} is not a number", "fill")
@@ -148,8 +148,7 @@ class Field(ImageOptions):
         if self.pad and self.rows is None:
             raise ConfigError(f"{self.pad!r} needs a window of rows, such as (0, 8), or (-2, -1) for one row", "pad")
         self._set("classes", _class_names(self.classes))
-        if not isinstance(self.mask_and_scale, bool):
-            raise ConfigError(f"{self.mask_and_scale!r} is not true or false", "mask_and_scale")
+        flag("mask_and_scale", self.mask_and_scale)
         for name in changed(self, _VALUES if self.decode else ("channels", *IMAGE)):
             if name != "fill":
                 what = "does not apply to images; leave it out" if self.decode else "needs decode: image"
@@ -257,7 +256,6 @@ _CHOICES = {
 
 
 def changed(field: Field, options: Iterable[str]) -> list[str]:
-    """The options that differ from their defaults."""
     return [name for name in options if getattr(field, name) != _DEFAULTS[name]]
 
 
@@ -279,12 +277,6 @@ def _is_integer(value: object) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def whole_number(name: str, value: Any, least: int) -> int:
-    if not _is_integer(value) or value < least:
-        raise ConfigError(f"{value!r} is not a whole number from {least} on", name)
-    return int(value)
-
-
 def _tensor_type(given: Any) -> np.dtype[Any] | None:
     if given is None:
         return None
@@ -302,8 +294,8 @@ def _window(given: Any) -> Any:
     if _is_integer(given):
         return int(given)
     listed: Any = given if isinstance(given, Sequence) and not isinstance(given, str) else ()
-    whole = len(listed) in (2, 3) and all(map(_is_integer, listed))
-    if not whole or listed[0] >= listed[1] or any(step < 1 for step in listed[2:]):
+    ints = len(listed) in (2, 3) and all(map(_is_integer, listed))
+    if not ints or listed[0] >= listed[1] or any(step < 1 for step in listed[2:]):
         raise ConfigError(f"{given!r} is not (start, stop) or (start, stop, step), start below stop", "window")
     return tuple(map(int, given))
 
@@ -343,25 +335,6 @@ def chosen_files(path: PathLike | Sequence[PathLike], files: Files) -> dict[str,
             chosen[file] = os.path.relpath(file, folder)
     alike = {name for name, times in collections.Counter(chosen.values()).items() if times > 1}
     return {file: file if name in alike else name for file, name in chosen.items()}
-
-
-def chosen_fields(fields: Mapping[str, FieldLike] | Sequence[FieldLike]) -> tuple[dict[str, Field], bool]:
-    if isinstance(fields, Mapping):
-        pairs = list(fields.items())
-    elif isinstance(fields, Sequence) and not isinstance(fields, str):
-        listed = [Field.of(each, f"fields.{number}.") for number, each in enumerate(fields)]
-        pairs = [(each.attr or each.dataset, each) for each in listed]
-    else:
-        pairs = []
-    if not pairs or not all(isinstance(key, str) and key for key, _ in pairs):
-        example = f"; write {{'x': {fields!r}}}" if isinstance(fields, str) and fields else ""
-        what = f"{fields!r} is not a mapping from batch key to dataset name or a list of names{example}"
-        raise ConfigError(what, "fields")
-    chosen = {key: Field.of(each, f"fields.{key}.") for key, each in pairs}
-    if len(chosen) < len(pairs):
-        names = [key for key, _ in pairs]
-        raise ConfigError(f"{names} names a dataset twice; give a mapping with a key for each", "fields")
-    return chosen, isinstance(fields, Mapping)
 
 
 def check_options(fields: Mapping[str, Field], options: AbstractSet[str], where: str) -> None:

@@ -173,8 +173,6 @@ class OpenGroup:
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """A member of compound values."""
-
     path: tuple[str, ...]  # the names of the members that contain it, and its own
     dtype: np.dtype[Any]  # as stored
     record: np.dtype[Any]  # the stored type of the compound values

@@ -142,18 +142,14 @@ def _head(path: str) -> bytes:
 
 def why_not_hdf5(path: str, error: BaseException, read: Callable[[], bytes]) -> str:
     if errno_of(error) == errno.EAGAIN:  # it has locked the file
-        return (
-            "is open for writing in another process; wait until it is closed. If no process has it open, its file "
-            f"server (NFS, Lustre) keeps the lock of one that is gone: {_UNLOCKED}"
-        )
+        what = "is open for writing in another process; wait until it is closed. If no process has it open, its file "
+        return f"{what}server (NFS, Lustre) keeps the lock of one that is gone: {_UNLOCKED}"
     head = read()
     if head.startswith(NETCDF3):
         return f"is a classic NetCDF file (format 3), not HDF5; convert it with nccopy -k nc4 {path} new.nc"
     if head.startswith(SIGNATURE):
-        return (
-            "is damaged, or marked as open for writing by a program that still writes to it or was killed; if nobody "
-            f"writes to it, h5clear -s {path} removes the mark; else copy it again"
-        )
+        what = "is damaged, or marked as open for writing by a program that still writes to it or was killed; if nobody"
+        return f"{what} writes to it, h5clear -s {path} removes the mark; else copy it again"
     if what := mistaken(head):
         return f"is {what}"
     return f"is not an HDF5 file, or is damaged{'' if head else ': it is empty'}; check the path, or copy it again"

@@ -46,28 +46,24 @@ def refuse_external(paths: Iterable[str], files: Files) -> None:
         raise ConfigError(what, "allow_external")
 
 
-def _mirrored(file: h5py.File) -> MirroredFile | None:
+def mirrored_file(file: h5py.File) -> MirroredFile | None:
     opened = _MIRRORED.get(file.filename)
     return None if opened is None else opened.file
 
 
-def is_mirrored(file: h5py.File) -> bool:
-    return _mirrored(file) is not None
-
-
 def path_of(file: h5py.File) -> str:
-    mirrored = _mirrored(file)
+    mirrored = mirrored_file(file)
     return str(file.filename) if mirrored is None else mirrored.name
 
 
 def identity_of(file: h5py.File) -> FileIdentity:
-    mirrored = _mirrored(file)
+    mirrored = mirrored_file(file)
     return FileIdentity.of(os.fstat(file.id.get_vfd_handle())) if mirrored is None else mirrored.identity
 
 
 def bytes_at(file: h5py.File, size: int, offset: int) -> bytes:
     """Fewer at the end of the file."""
-    mirrored = _mirrored(file)
+    mirrored = mirrored_file(file)
     if mirrored is not None:
         return mirrored.bytes_at(offset, size)
     return retry_once(functools.partial(system.pread, file.id.get_vfd_handle(), size, offset))
@@ -75,6 +71,6 @@ def bytes_at(file: h5py.File, size: int, offset: int) -> bytes:
 
 def fetch(file: h5py.File, offsets: Indices, sizes: Indices) -> None:
     """Start to fetch bytes that will be read one after the other, if a mirror must."""
-    mirrored = _mirrored(file)
+    mirrored = mirrored_file(file)
     if mirrored is not None:
         mirrored.fetch(offsets, offsets + sizes, urgent=True)

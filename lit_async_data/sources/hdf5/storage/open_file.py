@@ -46,8 +46,6 @@ from lit_async_data.system import ProcessGuard, is_cold
 ExternalFiles = tuple[tuple[str, FileIdentity], ...]
 # libhdf5 follows 16.
 MOST_LINKS = 64
-
-
 _HARD = 0  # H5L_TYPE_HARD
 
 
@@ -450,8 +448,7 @@ class OpenFile:
                 raise ChangedError(f"{self.path}: {what}; build the source again", file=self.path)
             done += got
 
-    def _need_one(self, offset: int, size: int) -> None:
-        """In a tenth of the time of `need` if the piece is there."""
+    def _need_one(self, offset: int, size: int) -> None:  # in a tenth of the time of `need` if the piece is there
         mirrored = self._opened().mirrored
         if mirrored is not None and not mirrored.mirror.holds(offset, offset + size):
             self.need(np.array([offset]), size)

@@ -319,7 +319,7 @@ assert not h5py.h5z.filter_avail(32004)
 def test_unknown_parameters_are_left_to_h5py(h5, monkeypatch, parameters):
     path, _ = written(h5, "bitshuffle and lz4")
     monkeypatch.setattr(
-        "lit_async_data.sources.hdf5.index.index.filters_of",
+        "lit_async_data.sources.hdf5.index.index.codecs.filters_of",
         lambda dataset: tuple(which._replace(parameters=parameters) for which in filters_of(dataset)),
     )
     assert readers_of(path) == {"locked"}
