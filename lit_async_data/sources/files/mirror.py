@@ -53,6 +53,7 @@ class Mirror:
         self.map.flags.writeable = False
         # Blocks that this process has written or compared. Read without the lock.
         self._there = np.zeros(self.blocks, np.bool_)
+        self._coming = np.zeros(self.blocks, np.bool_)  # blocks that are being written
         self._lock, self._left = threading.Lock(), self.blocks
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
@@ -85,32 +86,36 @@ class Mirror:
 
     def store(self, begin: int, data: memoryview) -> None:
         """Write bytes that begin with a block, and end with one or with the object."""
-        first, crcs = begin // BLOCK, [_CRC_OF_ZERO] * -(-len(data) // BLOCK)
+        blocks, done = slice(begin // BLOCK, -(-(begin + len(data)) // BLOCK)), 0
+        crcs: Any = _CRC_OF_ZERO
         if self.ring is None:  # else no other process reads them
             crcs = [self._crc(data[at : at + BLOCK]) for at in range(0, len(data), BLOCK)]
-        blocks, done = np.arange(first, first + len(crcs)), 0
-        with self._lock:  # the bytes first
-            while done < len(data):
-                done += os.pwrite(self.descriptor, data[done:], begin + done)
+        with self._lock:
+            self._coming[blocks] = True
+        while done < len(data):  # the bytes first; without the lock, for which other threads would wait
+            done += os.pwrite(self.descriptor, data[done:], begin + done)
+        with self._lock:
             self._crcs[blocks] = crcs
             self._note(blocks)
+            self._coming[blocks] = False
         if self.ring is not None:
             self.ring.stored(self, blocks)
 
-    def _note(self, blocks: Indices) -> None:
+    def _note(self, blocks: slice | Indices) -> None:
         self._left -= int(np.count_nonzero(~self._there[blocks]))
         self._there[blocks] = True
 
-    def drop(self, blocks: Indices) -> None:
+    def drop(self, blocks: slice) -> None:
         """Forget blocks, whose bytes stay until `free`, for readers that have found them there."""
         with self._lock:
             self._left += int(np.count_nonzero(self._there[blocks]))
             self._there[blocks], self._crcs[blocks] = False, 0
 
-    def free(self, blocks: Indices) -> None:
+    def free(self, blocks: slice) -> None:
         """Give back the memory of dropped blocks, unless they have come again."""
         with self._lock:
-            for begin, end in runs(blocks[~self._there[blocks]], 0, self.blocks):
+            kept = self._there[blocks] | self._coming[blocks]
+            for begin, end in runs(np.flatnonzero(~kept) + blocks.start, 0, self.blocks):
                 self._mapped.madvise(mmap.MADV_REMOVE, begin * BLOCK, min(end * BLOCK, self.size) - begin * BLOCK)
 
     @staticmethod
@@ -128,8 +133,8 @@ class Ring:
         self.nbytes, self.held = nbytes, 0
         self._lock, self._clock = threading.Lock(), 0
         self._begun = dict[object, int]()  # when each read that goes on began
-        self._blocks = collections.deque[tuple[int, Mirror, Indices]]()
-        self._dropped = collections.deque[tuple[int, Mirror, Indices]]()
+        self._blocks = collections.deque[tuple[int, Mirror, slice]]()
+        self._dropped = collections.deque[tuple[int, Mirror, slice]]()
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -146,16 +151,16 @@ class Ring:
         """Whether this many more bytes leave half of the memory to others."""
         return self.held + nbytes <= self.nbytes // 2
 
-    def stored(self, mirror: Mirror, blocks: Indices) -> None:
+    def stored(self, mirror: Mirror, blocks: slice) -> None:
         with self._lock:
             self._clock += 1
             self._blocks.append((self._clock, mirror, blocks))
-            self.held += len(blocks) * BLOCK
+            self.held += (blocks.stop - blocks.start) * BLOCK
             oldest = min(self._begun.values(), default=self._clock)
             while self.held > self.nbytes and self._blocks[0][0] <= oldest and len(self._blocks) > 1:
                 _, old, gone = self._blocks.popleft()
                 old.drop(gone)
-                self.held -= len(gone) * BLOCK
+                self.held -= (gone.stop - gone.start) * BLOCK
                 self._clock += 1
                 self._dropped.append((self._clock, old, gone))
             self._free()

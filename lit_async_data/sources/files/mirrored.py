@@ -63,28 +63,29 @@ class MirroredFile:
         """Wait until the bytes of these ranges are there. Raises as ``get`` and `Transport.result_of`."""
         begins, ends = self._inside(begins, ends)
         while len(self.mirror.missing(begins, ends)):
-            for started in self._started(begins, ends, urgent=True):
+            for started in reversed(self._started(begins, ends, urgent=True)):  # the last to come first: one wake
                 self._transport.result_of(started, self.name)
 
-    def scattered(self, places: Mapping[int, int]) -> dict[int, bytes]:
-        """The bytes of small pieces, by where they begin.
+    def scattered(self, places: Mapping[int, int]) -> dict[int, Callable[[], bytes]]:
+        """Start to fetch small pieces, by where they begin. Returns functions that wait for the bytes of each.
 
         A mirror in memory does not get them if their blocks are far larger. One in a folder does, for the next start.
         """
         begins = np.fromiter(places, np.int64)
         ends = np.minimum(begins + np.fromiter(places.values(), np.int64), self.mirror.size)
-        pairs = list(zip(begins.tolist(), ends.tolist(), strict=True))
         with self._lock:
             missing = self.mirror.missing(begins, ends)
             dense = len(missing) * BLOCK <= _DENSE * int((ends - begins).sum())
             alone = not dense and self.mirror.ring is not None and not self._asked[missing].any()
         if not alone:
-            with self.mirror.reading():
-                self.need(begins, ends)
-                return {begin: self.mirror.map[begin:end].tobytes() for begin, end in pairs}
-        CLOCK.fetched(len(pairs), sum(places.values()))
-        pieces = [self._transport.start(functools.partial(self._answer, begin, end)) for begin, end in pairs]
-        return {at: bytes(self._transport.result_of(each, self.name)) for at, each in zip(places, pieces, strict=True)}
+            self.fetch(begins, ends, urgent=True)
+            return {begin: functools.partial(self.bytes_at, begin, size) for begin, size in places.items()}
+        CLOCK.fetched(len(places), sum(places.values()))
+        start, wait = self._transport.start, self._transport.result_of
+        return {
+            begin: functools.partial(wait, start(functools.partial(self._piece, begin, end)), self.name)
+            for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
+        }
 
     def bytes_at(self, offset: int, size: int) -> bytes:
         """Fewer at the end."""
@@ -105,6 +106,9 @@ class MirroredFile:
         data = self._get(begin, end)
         self._transport.arrived(len(data))
         return data
+
+    def _piece(self, begin: int, end: int) -> bytes:
+        return bytes(self._answer(begin, end))  # not a part of a larger buffer
 
     def _load(self, run: tuple[int, int], number: int) -> None:
         begin, end = run[0] * BLOCK, min(run[1] * BLOCK, self.mirror.size)

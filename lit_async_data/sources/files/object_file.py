@@ -12,6 +12,7 @@ import io
 import itertools
 import re
 import struct
+from collections.abc import Callable
 
 import numpy as np
 
@@ -39,14 +40,15 @@ class ObjectFile(io.RawIOBase):
         self.file, self._mirror, self._at = file, file.mirror, 0
         self._name = f"mirror {next(_NUMBERS)}"
         self._piece, self._missed = PIECE, -1  # the size of the last piece that was missing, and its end
-        self._nodes = dict[int, bytes]()  # those that may be without the rest of their blocks
+        # Nodes that may be without the rest of their blocks, or functions that wait for them.
+        self._nodes = dict[int, bytes | Callable[[], bytes]]()
 
     def __repr__(self) -> str:
         return self._name  # h5py gives the file this name
 
     def drop_mirror(self) -> None:
         """h5py keeps this object for ever if it cannot open it."""
-        del self.file, self._mirror
+        del self.file, self._mirror, self._nodes
 
     def seek(self, to: int, whence: int = 0, /) -> int:
         self._at = to + (0, self._at, self._mirror.size)[whence]
@@ -56,6 +58,9 @@ class ObjectFile(io.RawIOBase):
         view = memoryview(out).cast("B")  # type: ignore[arg-type]
         end = min(self._at + len(view), self._mirror.size)
         node = self._nodes.get(self._at, b"")
+        if not isinstance(node, bytes):
+            del self._nodes[self._at]  # if it does not come, it is fetched again
+            node = self._nodes[self._at] = node()  # libhdf5 may read it again
         if len(node) >= len(view):
             view[:] = node[: len(view)]
         elif end > self._at:
@@ -83,11 +88,12 @@ class ObjectFile(io.RawIOBase):
                 objects |= _objects_below(each)
             nodes = {at: size for at, size in self._inside(nodes).items() if at not in self._nodes}
             left -= len(nodes)
+            leaves = level[0][4:6] == b"\1\1"  # of chunks, which have nothing below them: they come as libhdf5 reads
             level = []
             if len(nodes) > 1:  # else libhdf5 reads it next
                 read = self.file.scattered(nodes)
-                self._nodes |= read  # libhdf5 may read them again
-                level = list(read.values())
+                self._nodes |= read
+                level = [] if leaves else [wait() for wait in reversed(read.values())]  # the last first: one wake
         if objects := self._inside(objects):
             begins = np.fromiter(objects, np.int64)
             ends = begins + np.fromiter(objects.values(), np.int64)

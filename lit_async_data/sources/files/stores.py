@@ -21,7 +21,7 @@ from lit_async_data.errors import AsyncDataError, ChangedError, ConfigError, For
 from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.files.transport import forked
 from lit_async_data.sources.local_files import files_matching, is_address, natural, opening, retry_once
-from lit_async_data.system import Lazy, ProcessGuard
+from lit_async_data.system import Lazy, ProcessGuard, usable_cores
 
 obstore, fsspec = Lazy("obstore"), Lazy("fsspec")
 exceptions, stores = Lazy("obstore.exceptions"), Lazy("obstore.store")
@@ -247,6 +247,15 @@ CHECK = "check the network, the address and the credentials"
 _RETRY, _REQUEST, _CONNECT = (dt.timedelta(seconds=number) for number in (120, 60, 5))
 
 
+def _start_runtime() -> None:
+    """Have obstore read sockets in one thread for four cores: one per core wake each other for each piece."""
+    workers = "TOKIO_WORKER_THREADS"
+    if workers not in os.environ:
+        os.environ[workers] = str(max(usable_cores() // 4, 1))
+        obstore.put(stores.MemoryStore(), "", b"")  # the first call reads the variable
+        os.environ.pop(workers, None)
+
+
 class ObjectStore(Store):
     """A bucket, or a web server, by obstore."""
 
@@ -264,6 +273,7 @@ class ObjectStore(Store):
         retry = {"retry_timeout": _RETRY, "max_retries": 1000, **config.pop("retry_config", {})}
         query = config.pop("query", "")
         try:
+            _start_runtime()
             made = stores.HTTPStore.from_url if self.url.startswith(_WEB) else stores.from_url
             return made(self.url + f"/?{query}" * bool(query), client_options=client, retry_config=retry, **config)
         except ImportError as error:

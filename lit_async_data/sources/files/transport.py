@@ -80,7 +80,8 @@ class Transport:
                         raise WorkerError("the system gives no thread to fetch with; end other work") from error
                 else:
                     self._threads.add(thread)
-            self._changed.notify()
+            if self._can_begin():
+                self._changed.notify()
         return started
 
     def result_of(self, started: Started[T], name: str) -> T:
@@ -102,13 +103,16 @@ class Transport:
             raise copy.copy(error) from error.__cause__  # several threads may wait for it
         return started.result()
 
+    def _can_begin(self) -> bool:
+        return bool(self._work) and (not self._work[0][0] or self.active < self.window)
+
     def _next(self) -> Started[Any] | None:
         """Waits for work; None if there was none for a while."""
         with self._changed:
             self._idle += 1
             try:
                 ends = time.monotonic() + _IDLE_S
-                while not (self._work and (not self._work[0][0] or self.active < self.window)):
+                while not self._can_begin():
                     left = ends - time.monotonic()
                     if self._closed or (left <= 0 and not self._work):
                         self._threads.discard(threading.current_thread())
@@ -129,8 +133,10 @@ class Transport:
             with self._changed:
                 self.active -= 1
                 self._answers += 1
+                window = self.window
                 self._measure()
-                self._changed.notify()
+                if self.window > window:  # else only this thread can begin something
+                    self._changed.notify_all()
 
     def arrived(self, nbytes: int) -> None:
         """Count bytes that a store has sent."""

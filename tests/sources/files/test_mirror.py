@@ -1,11 +1,14 @@
 """A mirror has the bytes of its object or says that it lacks them, whoever else writes it."""
 
+import os
+
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 from support.files.mirrors import DATA, SIZE, get, opened
 
-from lit_async_data.sources.files.mirror import BLOCK, runs
+from lit_async_data.sources.files import mirror as mirror_module
+from lit_async_data.sources.files.mirror import BLOCK, Ring, runs
 
 
 @hypothesis.given(
@@ -33,6 +36,23 @@ def test_whatever_is_not_missing_is_right_in_two_processes_and_after_a_crash(tmp
     for block in set(range(8)) - missing:
         assert np.array_equal(later.map[block * BLOCK :][:BLOCK], DATA[block * BLOCK :][:BLOCK])
     assert later.holds(0, SIZE) == (not missing)
+
+
+def test_a_block_that_comes_again_is_not_freed_while_it_is_written(tmp_path, monkeypatch):
+    mirror, pwrite = opened(tmp_path, ring=Ring(2**30)), os.pwrite
+    mirror.store(0, get(0, 2 * BLOCK))
+    mirror.drop(slice(0, 2))
+
+    def interrupted(descriptor, data, at):
+        written = pwrite(descriptor, data, at)
+        mirror.free(slice(0, 2))
+        return written
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror_module.os, "pwrite", interrupted)
+        mirror.store(0, get(0, BLOCK))
+    assert np.array_equal(mirror.map[:BLOCK], DATA[:BLOCK])
+    assert not mirror.map[BLOCK : 2 * BLOCK].any()
 
 
 @hypothesis.given(st.sets(st.integers(0, 40)), st.integers(0, 3), st.integers(1, 6))

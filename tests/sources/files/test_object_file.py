@@ -1,11 +1,13 @@
 """h5py over a mirror: the values of the file, in few rounds of requests and with little of its data."""
 
 import os
+import threading
 
 import h5py
 import numpy as np
 import pytest
 
+from lit_async_data.errors import StoreError
 from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.files.mirror import Mirror, Ring
 from lit_async_data.sources.files.mirrored import MirroredFile
@@ -111,15 +113,45 @@ def test_nodes_far_apart_come_without_what_is_around_them_unless_they_are_kept(t
     assert filler.rounds < 8
 
 
+def pieces(filler, places):
+    return {at: wait() for at, wait in filler.scattered(places).items()}
+
+
+def test_chunks_are_read_while_leaves_come_and_a_leaf_that_did_not_come_is_fetched_again(tmp_path, transport):
+    far_apart(tmp_path / "x.h5", 3000)
+    filler, seen, fails = opened(tmp_path / "x.h5", tmp_path, transport, Ring(2**30)), threading.Event(), [True]
+    get, last = filler._get, (tmp_path / "x.h5").read_bytes().rindex(b"TREE\1\0")
+
+    def late(begin, end):
+        if begin == last and (not seen.wait(10) or fails.pop()):
+            raise StoreError("it broke")
+        return get(begin, end)
+
+    filler._get, offsets = late, []
+    with h5py.File(ObjectFile(filler), "r") as file:
+
+        def read(each):
+            offsets.append(each.byte_offset)
+            seen.set()
+
+        with pytest.raises(StoreError, match="it broke"):
+            file["x"].id.chunk_iter(read)
+        assert 2900 < len(offsets) < 3000
+        fails.append(False)
+        offsets.clear()
+        file["x"].id.chunk_iter(read)
+    assert len(offsets) == 3000
+
+
 def test_small_pieces_are_those_of_the_file_whether_or_not_their_blocks_are_there(tmp_path, transport):
     written(tmp_path / "x.h5", "latest")
     data, filler = (tmp_path / "x.h5").read_bytes(), opened(tmp_path / "x.h5", tmp_path, transport, Ring(2**30))
     filler.need(np.array([2**18]), np.array([2**18 + 1]))
     places = {100: 50, 2**17 - 3: 7, 2**18 + 5: 9, len(data) - 4: 100}
     for _ in range(2):
-        assert filler.scattered(places) == {at: data[at : at + size] for at, size in places.items()}
+        assert pieces(filler, places) == {at: data[at : at + size] for at, size in places.items()}
     dense = dict.fromkeys(range(0, 2**17, 4000), 3000)
-    assert filler.scattered(dense) == {at: data[at : at + size] for at, size in dense.items()}
+    assert pieces(filler, dense) == {at: data[at : at + size] for at, size in dense.items()}
     assert not len(filler.mirror.missing(np.array([0]), np.array([2**17])))
 
 

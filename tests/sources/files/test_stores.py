@@ -6,9 +6,10 @@ import pytest
 from support.range_server import patience
 
 from lit_async_data.errors import ChangedError, ConfigError, MissingError, StoreError
+from lit_async_data.sources.files import stores as stores_module
 from lit_async_data.sources.files.stores import ObjectStore
 
-pytest.importorskip("obstore")
+obstore = pytest.importorskip("obstore")
 DATA = bytes(range(256)) * 1000
 
 
@@ -88,3 +89,14 @@ def test_an_object_whose_changes_nobody_would_notice_is_refused(server, store):
     server.fault = "no version"
     with pytest.raises(StoreError, match=r"x\.h5: its server sends neither ETag nor Last-Modified"):
         store.head(("http" in store.url and f"{store.url}/bucket/x.h5") or "s3://bucket/x.h5", 10)
+
+
+@pytest.mark.parametrize(("cores", "given", "workers"), [(2, None, "1"), (16, None, "4"), (16, "7", None)])
+def test_obstore_reads_sockets_in_few_threads(monkeypatch, cores, given, workers):
+    seen, name = [], "TOKIO_WORKER_THREADS"
+    monkeypatch.setattr(stores_module, "usable_cores", lambda: cores)
+    monkeypatch.setattr(obstore, "put", lambda *_: seen.append(os.environ[name]))
+    monkeypatch.setenv(name, given) if given else monkeypatch.delenv(name, raising=False)
+    ObjectStore("http://127.0.0.1:1", {})._made()
+    assert seen == ([workers] if workers else [])
+    assert os.environ.get(name) == given

@@ -1,5 +1,7 @@
 """How many requests are on their way."""
 
+import threading
+
 from lit_async_data.sources.files import transport as transport_module
 from lit_async_data.sources.files.transport import Transport
 
@@ -16,3 +18,20 @@ def test_the_window_doubles_while_that_raises_the_rate_and_work_waits(monkeypatc
             transport._measure()
         assert transport.window == window, rate
     transport._work = []
+
+
+def test_work_begins_as_soon_as_the_window_grows(monkeypatch):
+    monkeypatch.setattr(transport_module, "_IDLE_S", 1e6)
+    transport, all_there, together = Transport(4, 10), threading.Event(), threading.Barrier(2)
+    transport.window = 1
+
+    def first():
+        assert all_there.wait(10)
+        transport.arrived(1)
+
+    started = [transport.start(function, urgent=False) for function in (first, *[lambda: together.wait(10)] * 2)]
+    all_there.set()
+    for each in started:
+        transport.result_of(each, "x")
+    assert transport.window == 2
+    transport.close()

@@ -12,9 +12,9 @@ SIZE = 7 * BLOCK + 123
 DATA = np.random.default_rng(0).integers(0, 256, SIZE, np.uint8)
 
 
-def opened(folder, size=SIZE):
+def opened(folder, size=SIZE, ring=None):
     names = (os.path.join(folder, name) for name in ("x.data", "x.crc"))
-    return Mirror(*(os.open(name, os.O_RDWR | os.O_CREAT, 0o600) for name in names), size)
+    return Mirror(*(os.open(name, os.O_RDWR | os.O_CREAT, 0o600) for name in names), size, ring)
 
 
 def get(begin, end):
