@@ -56,7 +56,7 @@ BUDGET = {
     "sources": 840,
     "sources/composed": 1140,
     "sources/contract": 1140,
-    "sources/files": 1400,
+    "sources/files": 1420,
     "sources/hdf5": 440,
     "sources/hdf5/index": 490,
     "sources/hdf5/parts": 1930,

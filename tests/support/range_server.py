@@ -1,9 +1,14 @@
-"""`RangeServer`: objects of a folder over HTTP, as S3 has them: ranges, ETags and lists; with faults on demand."""
+"""`RangeServer`: files of a folder over HTTP, with ranges, ETags and lists; with faults on demand.
+
+It is S3, Google Cloud Storage and Azure, whose buckets are folders in it, and a hub of Hugging Face, whose files are in
+``datasets/ORG/NAME/resolve/REVISION``.
+"""
 
 import contextlib
 import datetime as dt
 import hashlib
 import http.server
+import json
 import re
 import socket
 import struct
@@ -48,7 +53,8 @@ class RangeServer:
     """Attributes:
     url: Where it listens, without a slash at the end.
     requests: Method, path and range of every request so far.
-    signed: The keys by which requests were signed, which are not checked.
+    signed: The keys and tokens that came with requests. Signatures are not checked.
+    accepted: The keys and tokens that may read; None: all, and requests without any.
     fault: A name of `FAULTS`, or a status such as 503, for each object that is asked for; None: none.
     after: How many requests come before those that meet it.
     times: How many requests meet it.
@@ -56,7 +62,7 @@ class RangeServer:
     """
 
     def __init__(self, root):
-        self.root, self.requests, self.signed = Path(root), [], set()
+        self.root, self.requests, self.signed, self.accepted = Path(root), [], set(), None
         self.fault, self.after, self.times, self.open = None, 0, 1 << 60, threading.Event()
         self.open.set()
         self.ended, self._lock = threading.Event(), threading.Lock()
@@ -126,9 +132,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         place = urllib.parse.urlsplit(self.path)
         path, query = urllib.parse.unquote(place.path).lstrip("/"), dict(urllib.parse.parse_qsl(place.query))
         self.owner.requests.append((self.command, path, self.headers.get("Range")))
-        self.owner.signed |= set(re.findall("Credential=([^/]+)/", self.headers.get("Authorization", "")))
-        if "list-type" in query:
-            self._answer(200, self._listed(path, query.get("prefix", "")), {"Content-Type": "application/xml"})
+        given = re.search("(?:Credential=|SharedKey |Bearer )([^/:]+)", self.headers.get("Authorization", ""))
+        self.owner.signed |= {given[1]} if given else set()
+        if path.startswith("api/"):  # a hub tells everybody which files a gated repository has
+            self._hub(path)
+            return
+        if self.owner.accepted is not None and (given is None or given[1] not in self.owner.accepted):
+            self._answer(403, b"<Error><Code>AccessDenied</Code></Error>", {"X-Error-Code": "GatedRepo"})
+            return
+        if "list-type" in query or "comp" in query:
+            listed = self._listed(path, query.get("prefix", ""), azure="comp" in query)
+            self._answer(200, listed, {"Content-Type": "application/xml"})
             return
         self.owner.open.wait()
         file = self.owner.root / path
@@ -187,15 +201,45 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(body[:sent])
         self.wfile.flush()
 
-    def _listed(self, bucket, prefix):
+    def _listed(self, bucket, prefix, *, azure):
         root = self.owner.root / bucket.strip("/")
-        files = sorted(each for each in root.rglob("*") if each.is_file())
-        named = [(each.relative_to(root).as_posix(), each) for each in files]
-        rows = "".join(
-            f"<Contents><Key>{escape(name)}</Key><Size>{file.stat().st_size}</Size><ETag>{self.owner.etag(file)}</ETag>"
-            "<LastModified>2026-11-28T10:00:00.000Z</LastModified><StorageClass>STANDARD</StorageClass></Contents>"
-            for name, file in named
-            if name.startswith(prefix)
+        files = {each.relative_to(root).as_posix(): each for each in sorted(root.rglob("*")) if each.is_file()}
+        named = [(escape(name), file) for name, file in files.items() if name.startswith(prefix)]
+        head = f"<Name>{bucket}</Name><Prefix>{escape(prefix)}</Prefix>"
+        if azure:
+            rows = "".join(
+                f"<Blob><Name>{name}</Name><Properties><Last-Modified>Sat, 28 Nov 2026 10:00:00 GMT</Last-Modified>"
+                f"<Content-Length>{file.stat().st_size}</Content-Length><Etag>{self.owner.etag(file)}</Etag>"
+                "<Content-Type>application/octet-stream</Content-Type></Properties></Blob>"
+                for name, file in named
+            )
+            found = f"<EnumerationResults>{head}<Blobs>{rows}</Blobs><NextMarker/></EnumerationResults>"
+        else:
+            rows = "".join(
+                f"<Contents><Key>{name}</Key><Size>{file.stat().st_size}</Size><ETag>{self.owner.etag(file)}</ETag>"
+                "<LastModified>2026-11-28T10:00:00.000Z</LastModified><StorageClass>STANDARD</StorageClass></Contents>"
+                for name, file in named
+            )
+            found = f"<ListBucketResult>{head}<IsTruncated>false</IsTruncated>{rows}</ListBucketResult>"
+        return f'<?xml version="1.0"?>{found}'.encode()
+
+    def _hub(self, path):
+        repository, kind, place = re.fullmatch("api/(datasets/[^/]+/[^/]+)(?:/(revision|tree)/(.*))?", path).groups(
+            "main"
         )
-        head = f"<Name>{bucket}</Name><Prefix>{escape(prefix)}</Prefix><IsTruncated>false</IsTruncated>"
-        return f'<?xml version="1.0"?><ListBucketResult>{head}{rows}</ListBucketResult>'.encode()
+        root = self.owner.root / repository / "resolve" / place.partition("/")[0]
+        if not root.is_dir():
+            self._answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+            return
+        files = sorted(each for each in (root.parent / place).iterdir() if each.is_file())
+        tree = [
+            {
+                "type": "file",
+                "oid": self.owner.etag(each).strip('"'),
+                "size": each.stat().st_size,
+                "path": each.relative_to(root).as_posix(),
+            }
+            for each in files
+        ]
+        found = tree if kind == "tree" else {"id": repository, "sha": "0" * 40, "siblings": []}
+        self._answer(200, json.dumps(found).encode(), {"Content-Type": "application/json"})

@@ -85,7 +85,7 @@ _CALLER: list[ProcessGuard] = []
 # Whether pickles hold secrets: those that go to reader processes do.
 SECRETS = contextvars.ContextVar("SECRETS", default=False)
 _PUBLIC = {"anon", "endpoint", "endpoint_url", "region", "region_name", "request_payer", "requester_pays", "revision"}
-_PUBLIC |= {"retry_config", "skip_signature", "virtual_hosted_style_request"}
+_PUBLIC |= {"account_name", "base_url", "retry_config", "skip_signature", "virtual_hosted_style_request"}
 
 
 def public(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,7 +112,10 @@ class Store:
             _CALLER.append(ProcessGuard())
         if _CALLER[0].forked:
             raise forked(_CALLER[0])
-        return self._made() if self._given is None else self._given
+        client = self._made() if self._given is None else self._given
+        if hasattr(client, "invalidate_cache"):
+            client.invalidate_cache()  # a filesystem of fsspec knows what it listed before objects changed
+        return client
 
     def head(self, name: str, nbytes: int) -> tuple[Version, memoryview]:
         """The version of an object, and its first bytes: all of it if it has no more than ``nbytes``."""
@@ -217,9 +220,16 @@ class FilesystemStore(Store):
 
     def _read(self, name: str, begin: int, end: int) -> memoryview:
         with self._errors(name, f", bytes {begin} to {end}"):
-            data = memoryview(self._client.cat_file(name, start=begin, end=end))
+            data = memoryview(self._cat_file(name, start=begin, end=end))
         _check(name, begin, end, data)
         return data
+
+    @functools.cached_property
+    def _cat_file(self) -> Any:
+        read = self._client.cat_file
+        # fsspec's own opens the object each time, and reads 5 MiB ahead.
+        own = getattr(read, "__func__", None) is fsspec.AbstractFileSystem.cat_file
+        return functools.partial(read, cache_type="none") if own else read
 
     def _listed(self, pattern: str) -> Iterable[str]:
         found = self._client.glob(pattern)
@@ -227,7 +237,7 @@ class FilesystemStore(Store):
 
     def _meaning(self, error: BaseException) -> tuple[type[StoreError | MissingError | ChangedError], str]:
         if isinstance(error, FileNotFoundError):
-            return MissingError, "no such object; check the address"
+            return MissingError, "no such object; check the address, and the credentials if it is not public"
         return StoreError, f"cannot be read: {type(error).__name__}: {_first_line(error)}; {CHECK}"
 
 
@@ -262,12 +272,13 @@ class ObjectStore(Store):
     def _made(self) -> Any:
         options = dict(self._options)
         options |= options.pop("client_kwargs", {})
-        config: dict[str, Any] = {_NAMES.get(str(name), str(name)): value for name, value in options.items()}
-        if "://" not in str(config.get("endpoint", "://")):
+        names = _NAMES | ({"endpoint_url": "base_url"} if self.url.startswith("gs://") else {})
+        config: dict[str, Any] = {names.get(str(name), str(name)): value for name, value in options.items()}
+        if "://" not in str(config.get("endpoint", config.get("base_url", "://"))):
             raise ConfigError("the endpoint is no address; write https://HOST or http://HOST", "storage_options")
         times = {"timeout": _REQUEST, "connect_timeout": _CONNECT}
         client = {**times, **config.pop("client_options", {})}
-        endpoint = str(config.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL"))
+        endpoint = str(config.get("endpoint") or config.get("base_url") or os.environ.get("AWS_ENDPOINT_URL"))
         plain = self.url.startswith("http://") or endpoint.startswith("http://")
         client.setdefault("allow_http", config.pop("allow_http", plain))
         retry = {"retry_timeout": _RETRY, "max_retries": 1000, **config.pop("retry_config", {})}
@@ -330,7 +341,14 @@ class ObjectStore(Store):
             return StoreError, f"{what}storage_options={{'anon': True}} if it is public ({text})"
         if isinstance(error, exceptions.NotSupportedError):
             return StoreError, f"{text}; fetch the file, or serve it by a server that sends ranges"
-        return StoreError, f"cannot be read: {text}; {CHECK}"
+        return StoreError, f"cannot be read: {text}{_innermost(error)}; {CHECK}"
+
+
+def _innermost(error: BaseException) -> str:
+    """Why a request got no answer, such as a certificate that is not trusted: the end of what obstore prints."""
+    cause = str(error).partition("HttpError {")[2]  # an answer, which may quote keys, stands elsewhere
+    lines = [line for each in cause.splitlines() if (line := each.strip(" ,(){}"))]
+    return f" ({', '.join(lines[-3:])})" if lines else ""
 
 
 def _first_line(error: BaseException) -> str:

@@ -8,8 +8,8 @@ import fsspec
 import h5py
 import numpy as np
 import pytest
-from support.range_server import patience
-from support.real_servers import moto, nginx
+from support.range_server import KEYS, patience
+from support.real_servers import certificate, hadro, moto, nginx
 from support.sources.oracle import read
 
 from lit_async_data import ChangedError, HDF5Source, MissingError, StoreError
@@ -72,6 +72,50 @@ def test_s3_of_moto(data):
                 HDF5Source(path, ["x"], storage_options=options)
 
 
+@pytest.fixture
+def folder(data, tmp_path):
+    """A folder of buckets."""
+    (tmp_path / "buckets" / "bucket").mkdir(parents=True)
+    (tmp_path / "buckets" / "bucket" / "x.h5").write_bytes(data)
+    return tmp_path / "buckets"
+
+
+@pytest.mark.long
+def test_signatures_of_hadro_which_is_far_away(folder):
+    slow = "--latency-ms", "20", "--bandwidth-mbps", "16"
+    with hadro(folder, "--access-key", KEYS["key"], "--secret-key", KEYS["secret"], *slow) as port:
+        options = {"endpoint_url": f"http://127.0.0.1:{port}", "region": "us-east-1", **patience(20)}
+        right = {"key": KEYS["key"], "secret": KEYS["secret"]}
+        for path, said in (
+            ("s3://bucket/x.h5", "the store refuses these credentials; check them"),
+            ("s3://bucket/*.h5", "403"),
+        ):
+            with contextlib.closing(HDF5Source(path, ["x", "z"], storage_options=options | right)) as source:
+                assert_right(source)
+            for wrong in (right | {"secret": "another secret"}, right | {"key": "another key"}, {"anon": True}):
+                with pytest.raises(StoreError, match=said) as caught:
+                    HDF5Source(path, ["x"], storage_options=options | wrong)
+                assert caught.value.file == path
+                assert "another" not in str(caught.value)
+
+
+@pytest.mark.long
+def test_tls_of_hadro(folder, tmp_path, monkeypatch):
+    authority, cert, key = certificate(tmp_path)
+    with hadro(folder, "--tls-cert", str(cert), "--tls-key", str(key)) as port:
+        url = f"https://127.0.0.1:{port}"
+        trusting = {"client_options": {"root_certificate": authority.read_text()}}
+        for path, options in (("s3://bucket/x.h5", {"endpoint_url": url}), (f"{url}/bucket/x.h5", {})):
+            with pytest.raises(StoreError, match=r"x\.h5, bytes 0 to 16384: .*\(.*InvalidCertificate, UnknownIssuer\)"):
+                HDF5Source(path, ["x"], storage_options=options | patience(20))
+            with contextlib.closing(HDF5Source(path, ["x", "z"], storage_options=options | trusting)) as source:
+                assert_right(source)
+            with monkeypatch.context() as environment:
+                environment.setenv("SSL_CERT_FILE", str(authority))
+                with contextlib.closing(HDF5Source(path, ["x", "z"], storage_options=options)) as source:
+                    assert_right(source)
+
+
 def test_nginx(data, tmp_path):
     (tmp_path / "scratch").mkdir()
     with nginx(tmp_path, tmp_path / "scratch") as url:
@@ -107,6 +151,9 @@ def test_a_store_of_obstore_that_the_user_made(data, tmp_path, kind):
         assert source.paths == ["a/x.h5"]
         assert_right(source)
         copied = pickle.loads(pickle.dumps(source))
-    with pytest.raises(StoreError, match=r"a/x\.h5: storage is not in pickles, which others may read: build"):
+    with (
+        contextlib.closing(copied),
+        pytest.raises(StoreError, match=r"a/x\.h5: storage is not in pickles, which others may read: build"),
+    ):
         read(copied, np.arange(ROWS))
     assert_noticed(HDF5Source("a/x.h5", ["x"], storage=store), lambda: obstore.put(store, "a/x.h5", data + b"\0"))

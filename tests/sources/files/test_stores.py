@@ -1,6 +1,8 @@
 """Answers of stores: right bytes, or an error that names the object."""
 
+import base64
 import os
+import re
 
 import pytest
 from support.range_server import patience
@@ -16,23 +18,40 @@ DATA = bytes(range(256)) * 1000
 @pytest.fixture(params=["s3", "http"])
 def store(request, server, s3, tmp_path):
     (tmp_path / "bucket" / "x.h5").write_bytes(DATA)
-    url, options = ("s3://bucket", s3) if request.param == "s3" else (server.url, {})
+    endpoint = {"endpoint_url": server.url}
+    account = {"account_name": "ours", "account_key": base64.b64encode(b"hidden" * 9).decode()}
+    url, options = {
+        "s3": ("s3://bucket", s3),
+        "gs": ("gs://bucket", {"anon": True, **endpoint}),
+        "az": ("az://bucket", {**account, **endpoint}),
+        "abfss": ("abfss://bucket@ours.dfs.core.windows.net", {"sas_token": "sv=2026&sig=hidden+token", **endpoint}),
+        "http": (server.url, {}),
+    }[request.param]
     made = ObjectStore(url, {**options, **patience(0.3)})
     yield made
     vars(made).clear()  # pytest keeps it, and it keeps connections
 
 
+EACH = pytest.mark.parametrize("store", ["s3", "gs", "az", "abfss", "http"], indirect=True)
+
+
 def named(store):
-    return f"{store.url}/x.h5" if store.url == "s3://bucket" else f"{store.url}/bucket/x.h5"
+    return f"{store.url}/bucket/x.h5" if store.url.startswith("http") else f"{store.url}/x.h5"
 
 
-def test_ranges_and_names_come(store):
+@EACH
+def test_ranges_and_names_come(server, store, tmp_path):
     version, head = store.head(named(store), 1000)
     assert (version.size, bytes(head)) == (len(DATA), DATA[:1000])
     assert bytes(store.get(named(store), 5000, 9000, version)) == DATA[5000:9000]
     assert bytes(store.head(named(store), 10**6)[1]) == DATA
-    if store.url.startswith("s3"):
-        assert list(store.matching("s3://bucket/x*")) == ["s3://bucket/x.h5"]
+    if not store.url.startswith("http"):
+        (tmp_path / "bucket" / "a").mkdir()
+        (tmp_path / "bucket" / "a" / "y & z.h5").write_bytes(DATA)
+        assert store.matching(f"{store.url}/x*") == [f"{store.url}/x.h5"]
+        assert store.matching(f"{store.url}/a/*.h5") == [f"{store.url}/a/y & z.h5"]
+        assert bytes(store.head(f"{store.url}/a/y & z.h5", 10)[1]) == DATA[:10]
+    assert server.signed == ({"ours"} if store.url.startswith(("s3", "az")) else set())
 
 
 @pytest.mark.parametrize(
@@ -51,6 +70,7 @@ def test_a_fault_that_stays_is_an_error_that_names_the_object_and_one_that_goes_
         assert bytes(store.get(named(store), 5000, 9000, version)) == DATA[5000:9000]
 
 
+@EACH
 @pytest.mark.parametrize("ignored", [False, True])
 def test_an_object_that_changes_is_noticed_also_by_a_server_that_ignores_if_match(server, store, ignored, tmp_path):
     version, _ = store.head(named(store), 10)
@@ -63,11 +83,28 @@ def test_an_object_that_changes_is_noticed_also_by_a_server_that_ignores_if_matc
         store.get(named(store), 0, 10, version)
 
 
+@EACH
 @pytest.mark.parametrize(("status", "kind"), [(403, StoreError), (401, StoreError), (404, MissingError)])
 def test_what_the_store_refuses_is_named(server, store, status, kind):
     server.fault = status
-    with pytest.raises(kind, match=r"x\.h5"):
+    with pytest.raises(kind, match=r"x\.h5") as caught:
         store.head(named(store), 10)
+    assert not re.search("hidden|aGlkZG", str(caught.value))
+
+
+def test_why_nothing_answers_is_said():
+    """In words of the system, and not of obstore."""
+    with pytest.raises(StoreError, match=r"x\.h5, bytes 0 to 1: .*\(.*Connection refused.*\); check the network"):
+        ObjectStore("http://127.0.0.1:9", patience(1)).head("http://127.0.0.1:9/x.h5", 1)
+
+
+def test_a_proxy_is_asked(server, tmp_path):
+    (tmp_path / "bucket" / "x.h5").write_bytes(DATA)
+    options = patience(20)
+    options["client_options"]["proxy_url"] = server.url
+    store = ObjectStore("http://elsewhere.invalid", options)
+    assert bytes(store.head("http://elsewhere.invalid/bucket/x.h5", 10)[1]) == DATA[:10]
+    vars(store).clear()
 
 
 def test_a_wrong_option_is_named_and_secrets_are_not():
