@@ -14,7 +14,8 @@ import mmap
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from lit_async_data.errors import WorkerError
@@ -56,6 +57,7 @@ NO_WAIT = getattr(os, "RWF_NOWAIT", 0)
 WINDOWS_DESCRIPTORS, UNKNOWN_MEMORY = 8192, 8 * 2**30
 
 _seeking = threading.Lock()
+_GROUPS = "/sys/fs/cgroup"
 
 
 def usable_cores() -> int:
@@ -95,10 +97,50 @@ def memory_file() -> int:
 
 
 def memory() -> int:
-    """Bytes of this machine."""
-    if hasattr(os, "sysconf"):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return UNKNOWN_MEMORY
+    """Bytes of this machine, or as many as its control groups leave to this process."""
+    known = hasattr(os, "sysconf")
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if known else UNKNOWN_MEMORY]
+    for folder in _folders("memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with contextlib.suppress(ValueError):  # "max"
+                limits.append(int(_text(f"{folder}/{name}")))
+    return min(limits)
+
+
+def core_limit() -> float | None:
+    limits = []
+    for folder in _folders("cpu"):
+        quota, _, period = _text(f"{folder}/cpu.max").partition(" ")
+        if not period:
+            quota, period = (_text(f"{folder}/cpu.cfs_{name}_us") for name in ("quota", "period"))
+        if quota.isdigit() and period.isdigit():  # else "max", or -1
+            limits.append(int(quota) / int(period))
+    return min(limits, default=None)
+
+
+def _folders(controller: str) -> Iterator[str]:
+    """The control groups of this process, and the groups that contain them. SLURM sets limits on inner groups."""
+    old = f"{_GROUPS}/{controller}"  # version 1: each controller has a tree of its own
+    yield from (_GROUPS, old)
+    for line in _text("/proc/self/cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):
+            for path in (PurePosixPath(group), *PurePosixPath(group).parents):
+                if path.name:
+                    yield f"{old if controllers else _GROUPS}{path}"
+
+
+def _text(name: str) -> str:
+    try:
+        with open(name) as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def ranks_here(known: int | None = None) -> int:
+    """Processes of this job on this machine: the known number, or else torchrun's, or else 1."""
+    return max(int(os.environ.get("LOCAL_WORLD_SIZE") or 1) if known is None else known, 1)
 
 
 def user_id() -> int:

@@ -40,7 +40,7 @@ MOST_LINES = 700
 LEAST_TESTED_LINES = 100
 # The most lines of each room.
 BUDGET = {
-    ".": 1500,
+    ".": 1550,
     "batch": 1030,
     "conf": 30,
     "engine": 560,
@@ -50,13 +50,13 @@ BUDGET = {
     "engine/pipeline": 1120,
     "engine/prefetch": 1200,
     "engine/processes": 1320,
-    "engine/resources": 580,
+    "engine/resources": 520,
     "lightning": 2340,
     "order": 1680,
     "sources": 840,
     "sources/composed": 1140,
     "sources/contract": 1140,
-    "sources/files": 1420,
+    "sources/files": 1490,
     "sources/hdf5": 440,
     "sources/hdf5/index": 490,
     "sources/hdf5/parts": 1930,
@@ -65,7 +65,7 @@ BUDGET = {
     "sources/hdf5/storage": 1140,
     "sources/images": 990,
     "sources/manifest": 1730,
-    "sources/table": 1870,
+    "sources/table": 1880,
     "tools": 2030,
 }
 MOST_README_LINES = 15

@@ -22,7 +22,6 @@ from lit_async_data.engine.hooks.calls import Function, StageTransform, check_ca
 from lit_async_data.engine.hooks.transformation import CALLED_WITH
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.loader.statistics import Axis, chosen_fields, statistics
-from lit_async_data.engine.resources.memory import ranks_here
 from lit_async_data.errors import ConfigError, FormatError, ManifestError, ResumeError
 from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.loops import drive, on_rank_zero, steps_wanted
@@ -33,6 +32,7 @@ from lit_async_data.sources.composed.split import draw_folds, fold_of
 from lit_async_data.sources.composed.split import split as split_source
 from lit_async_data.sources.contract.checks import check_source
 from lit_async_data.sources.contract.source import Source, read
+from lit_async_data.system import ranks_here
 
 LABELS_PER_READ = 2**20
 

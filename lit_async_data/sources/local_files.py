@@ -35,7 +35,7 @@ from lit_async_data import system
 from lit_async_data.errors import ChangedError, ConfigError, MissingError, SourceError, few
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Source
-from lit_async_data.sources.table.formats import printable_path
+from lit_async_data.sources.table.formats import named, printable_path
 
 ADVICE = {
     errno.EMFILE: "this process may open no more files: raise its limit (ulimit -n), or read fewer files at once",
@@ -61,7 +61,7 @@ def file_state(path: str) -> tuple[int, int, int]:
 
 def changed_error(path: str) -> ChangedError:
     what = "changed since the source was built; build the source again"
-    return ChangedError(f"{printable_path(path)}: {what}", file=path)
+    return ChangedError(f"{printable_path(path)}: {what}", file=named(path))
 
 
 def raise_if_none_left(error: OSError) -> None:
@@ -134,11 +134,11 @@ def opening_errors(path: str, verb: str = "opened") -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
-        raise MissingError(f"{printable_path(path)}: cannot be {verb}: {error.strerror}", file=path) from error
+        raise MissingError(f"{printable_path(path)}: cannot be {verb}: {error.strerror}", file=named(path)) from error
     except (OSError, SourceError) as error:
         if (advice := advice_on(error)) is None:
             raise
-        raise SourceError(f"{printable_path(path)}: cannot be {verb}: {advice}", file=path) from error
+        raise SourceError(f"{printable_path(path)}: cannot be {verb}: {advice}", file=named(path)) from error
 
 
 # File systems that store times in seconds cannot tell two changes within this time apart.

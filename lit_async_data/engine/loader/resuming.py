@@ -185,6 +185,9 @@ class Resuming:
         elif changed and not (force or self.force):
             bad = "; on_error leaves out bad samples in the middle of an epoch, exclude does not"
             bad = bad if state.samples != self._now.samples else ""
+            if {state.shuffle, now.shuffle} == {"chunk", "global"}:
+                bad += "; if the files have moved: those that were local keep their order with shuffle='global', those "
+                bad += "behind a network with cache=FOLDER of the source"
             raise ResumeError(
                 f"the checkpoint is from sample {state.position} of {state.samples} in epoch {state.epoch}, and the "
                 f"rest of that epoch would be of another order: {'; '.join(changed)}; undo the changes, or go "

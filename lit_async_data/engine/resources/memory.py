@@ -1,4 +1,4 @@
-"""Memory that a loader may take, of the machine and of its control group; pinned memory."""
+"""Memory that a loader may take; pinned memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import functools
 import logging
 import os
 import weakref
-from collections.abc import Iterator
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,49 +18,6 @@ from lit_async_data.errors import MemoryBudgetError
 
 if TYPE_CHECKING:
     import torch
-
-
-ROOT = "/sys/fs/cgroup"
-
-
-def memory_limit() -> int | None:
-    limits = []
-    for folder in _folders("memory"):
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            with contextlib.suppress(ValueError):  # "max"
-                limits.append(int(_text(f"{folder}/{name}")))
-    return min(limits, default=None)
-
-
-def core_limit() -> float | None:
-    limits = []
-    for folder in _folders("cpu"):
-        quota, _, period = _text(f"{folder}/cpu.max").partition(" ")
-        if not period:
-            quota, period = (_text(f"{folder}/cpu.cfs_{name}_us") for name in ("quota", "period"))
-        if quota.isdigit() and period.isdigit():  # else "max", or -1
-            limits.append(int(quota) / int(period))
-    return min(limits, default=None)
-
-
-def _folders(controller: str) -> Iterator[str]:
-    """The control groups of this process, and the groups that contain them. SLURM sets limits on inner groups."""
-    old = f"{ROOT}/{controller}"  # version 1: each controller has a tree of its own
-    yield from (ROOT, old)
-    for line in _text("/proc/self/cgroup").splitlines():
-        _, controllers, group = line.split(":", 2)
-        if not controllers or controller in controllers.split(","):
-            for path in (PurePosixPath(group), *PurePosixPath(group).parents):
-                if path.name:
-                    yield f"{old if controllers else ROOT}{path}"
-
-
-def _text(name: str) -> str:
-    try:
-        with open(name) as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 log = logging.getLogger(__name__)
@@ -181,17 +136,7 @@ class Budget:
 
 
 def default_budget(ranks: int | None = None) -> int:
-    return int(DEFAULT_SHARE * machine_memory() / ranks_here(ranks))
-
-
-def ranks_here(known: int | None = None) -> int:
-    """Processes of this job on this machine: the known number, or else torchrun's, or else 1."""
-    return max(int(os.environ.get("LOCAL_WORLD_SIZE") or 1) if known is None else known, 1)
-
-
-def machine_memory() -> int:
-    limit = memory_limit()
-    return system.memory() if limit is None else min(system.memory(), limit)
+    return int(DEFAULT_SHARE * system.memory() / system.ranks_here(ranks))
 
 
 def readable(nbytes: float) -> str:

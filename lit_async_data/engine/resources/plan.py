@@ -11,15 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from lit_async_data.batch.spec import BatchLayout, BatchSpec
-from lit_async_data.engine.resources import memory
-from lit_async_data.engine.resources.memory import Budget, default_budget, pinned_bytes, ranks_here
+from lit_async_data.engine.resources.memory import Budget, default_budget, pinned_bytes
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.chunk_order import ChunkExtents
 from lit_async_data.order.due import Shares
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import EpochPlan, Order, Schedule, amplification
 from lit_async_data.sources.contract.source import Reading, Source
-from lit_async_data.system import usable_cores
+from lit_async_data.system import core_limit, ranks_here, usable_cores
 
 if TYPE_CHECKING:
     from lit_async_data.engine.hooks.transformation import Transformation
@@ -177,7 +176,7 @@ def system_refusal() -> str:
 
 def cores(ranks: int | None = None) -> int:
     """This rank's share of the cores that this process may use; at least 1."""
-    limit = memory.core_limit()
+    limit = core_limit()
     here = usable_cores() if limit is None else min(usable_cores(), int(limit))
     return max(here // _sharing(ranks), 1)
 

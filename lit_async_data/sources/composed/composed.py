@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -343,14 +344,22 @@ class SubsetSource(ComposedSource):
     def _composed(self, layouts: Sequence[contract.StorageLayout]) -> contract.StorageLayout:
         """Consecutive samples of the subset that share a chunk of the whole source form one."""
         (whole,) = layouts
-        if not whole.runs:
-            return whole
-        if whole.order is None:
-            return dataclasses.replace(whole, runs=_runs(whole.runs, self.samples))
-        places = np.empty_like(whole.order)
-        places[whole.order] = np.arange(len(places))
-        order = np.argsort(places[self.samples], kind="stable")
-        return dataclasses.replace(whole, runs=_runs(whole.runs, places[self.samples[order]]), order=order)
+        order, share = None, len(self) / len(self.source)
+        samples = self.samples
+        if whole.order is not None:
+            places = np.empty_like(whole.order)
+            places[whole.order] = np.arange(len(places))
+            order = np.argsort(places[samples], kind="stable")
+            samples = places[samples[order]]
+        runs = _runs(whole.runs, samples) if whole.runs else ()
+        if whole.remote and runs:  # the chunks that have samples here
+            touched = _runs(whole.runs, np.sort(samples)), whole.runs
+            here, everywhere = (sum(-(-run.samples // run.rows) for run in each) for each in touched)
+            share = here / everywhere
+        if remote := whole.remote:
+            nbytes, requests = (math.ceil(min(share, 1) * each) for each in remote[:2])
+            remote = contract.Remote(nbytes, requests, remote.folder)
+        return dataclasses.replace(whole, runs=runs, order=order, remote=remote)
 
     def _routed(self, samples: Indices) -> Iterator[tuple[int, slice, Indices]]:
         yield 0, slice(None), self._source_numbers(samples)

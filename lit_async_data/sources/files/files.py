@@ -32,7 +32,7 @@ WHOLE_BYTES, HEAD_BYTES = 2**26, 2**20
 MOST_WHOLE_BYTES, _COPIED = 2**32, 2**23
 # Seconds from one line of the log to the next while files are opened.
 PROGRESS_S = 10.0
-# Without a cache folder, mirrors take this share of the machine's memory at most, and not more than this.
+# Without a cache folder, mirrors take this share of a rank's memory at most, and not more than this.
 MEMORY_SHARE, MOST_MEMORY = 1 / 8, 4 * 2**30
 # Of a mirror and its maps; other files of the process have room beside them.
 _DESCRIPTORS = 4
@@ -56,10 +56,34 @@ def bytes_given(name: str, given: Any) -> int | None:
 class MirrorFolder(CacheFolder):
     """Mirrors that all processes of a machine share. Thread-safe."""
 
+    _lock = threading.Lock()  # one for all folders, since pickles have none
+
     def __init__(self, folder: str | os.PathLike[str], limit: int | None) -> None:
         super().__init__(folder, "copy", "cache")
         self._limit = limit
-        self._room: int | None = None
+        self._versions, self._oldest = dict[str, list[str]](), list[str]()  # mirrors, by object and by time
+        self._room: int | None = None  # None before they were listed
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_versions": {}, "_oldest": [], "_room": None}
+
+    def scan(self) -> None:
+        """Look which mirrors there are, and how many bytes have room, for all files that are opened next."""
+        times, taken, to_come = dict[str, float](), 0, 0
+        self._versions = {}
+        for each in os.scandir(self.path):
+            if each.name.endswith((_ENDS[0], _WHOLE)):
+                with contextlib.suppress(OSError):  # another process may have removed it
+                    status = each.stat()
+                    taken += status.st_size
+                    to_come += max(status.st_size - status.st_blocks * 512, 0)  # once all mirrors are filled
+                    if each.name.endswith(_ENDS[0]):
+                        times[path := each.path.removesuffix(_ENDS[0])] = status.st_mtime
+                        self._versions.setdefault(each.name.partition(".")[0], []).append(path)
+        disk = os.statvfs(self.path)
+        free = disk.f_bavail * disk.f_frsize - to_come
+        self._oldest = sorted(times, key=times.__getitem__, reverse=True)  # used longest ago: the last
+        self._room = free if self._limit is None else min(free, self._limit - taken)
 
     def open(self, name: str, identity: FileIdentity) -> Mirror | None:
         """The mirror of an object; None if it has no room."""
@@ -67,10 +91,12 @@ class MirrorFolder(CacheFolder):
         state = short_digest(repr(identity.state))
         path = os.path.join(self.path, f"{of}.{state}")
         try:
-            for old in set(self._mirrors(of)) - {path}:
-                self._remove(old)  # of another version
-            if not os.path.exists(f"{path}.data") and not self._has_room(identity.size):
-                return None
+            if not os.path.exists(path + _ENDS[0]):
+                with self._lock:
+                    for old in self._versions.pop(of, ()):
+                        self._remove(old)
+                    if not self._has_room(identity.size, evict=True):
+                        return None
             return Mirror(*self._descriptors(path), identity.size)
         except OSError as error:
             what = f"its mirror in {self.path} cannot be made: {error.strerror}; make room, or give another folder"
@@ -90,66 +116,65 @@ class MirrorFolder(CacheFolder):
             raise
         return opened[0], opened[1]
 
-    def keep(self, path: str, state: FileIdentity | None, data: bytes) -> None:
-        """Keep a whole file, if it still fits; counted by this process."""
-        self._room = (self._free() if self._room is None else self._room) - len(data)
-        if self._room >= 0:
-            self.store(path, *_kept_as(path, state), data)
-
     def has(self, name: str) -> bool:
-        """Whether there is a mirror of some version of an object."""
-        return bool(self._mirrors(short_digest(name)))
+        """Whether there was a mirror of some version of an object when the folder was listed."""
+        return short_digest(name) in self._versions
 
-    def _mirrors(self, of: str = "") -> list[str]:
-        """The one that was not used for the longest time first."""
-        times = dict[str, float]()
-        for each in os.scandir(self.path):
-            if each.name.startswith(of) and each.name.endswith(_ENDS[0]):
-                with contextlib.suppress(OSError):  # another process may have removed it
-                    times[each.path.removesuffix(_ENDS[0])] = each.stat().st_mtime
-        return sorted(times, key=times.__getitem__)
-
-    def _has_room(self, nbytes: int) -> bool:
-        """Whether another mirror fits, after those that nobody uses have made room for it."""
-        oldest = self._mirrors()
-        while nbytes > self._free():
-            if not oldest:
-                return False
-            self._remove(oldest.pop(0))
-        return True
-
-    def _free(self) -> int:
-        """The bytes that the limit and the disk leave, once all mirrors are filled."""
-        disk, taken, to_come = os.statvfs(self.path), 0, 0
-        for each in os.scandir(self.path):
-            if each.name.endswith((_ENDS[0], _WHOLE)):
-                with contextlib.suppress(OSError):
-                    status = each.stat()
-                    taken += status.st_size
-                    to_come += max(status.st_size - status.st_blocks * 512, 0)
-        free = disk.f_bavail * disk.f_frsize - to_come
-        return free if self._limit is None else min(free, self._limit - taken)
+    def _has_room(self, nbytes: int, *, evict: bool) -> bool:
+        """Take room, which mirrors that nobody uses may make; returns whether there is enough."""
+        if self._room is None:
+            self.scan()
+        room = self._room or 0
+        while evict and nbytes > room and self._oldest:
+            room += self._remove(self._oldest.pop())
+        fits = nbytes <= room
+        self._room = room - nbytes if fits else room
+        return fits
 
     @staticmethod
-    def _remove(path: str) -> None:
-        """Unless a process uses it."""
+    def _remove(path: str) -> int:
+        """Unless a process uses it. Returns its bytes."""
         with contextlib.suppress(OSError):
             file = os.open(path + _ENDS[0], os.O_RDWR | system.CLOSE_ON_EXEC)
             try:
                 system.lock_alone(file)
                 for end in _ENDS:
                     os.unlink(path + end)
+                return os.fstat(file).st_size
             finally:
                 os.close(file)
+        return 0
+
+    def keep(self, path: str, state: str, data: bytes) -> None:
+        """Keep a whole file, if it still fits; counted by this process."""
+        with self._lock:
+            fits = self._has_room(len(data), evict=False)
+        if fits:
+            name, head = _kept_as(path)
+            self.store(path, name, head, f"{state}\n".encode() + data)
+            self.compared_ns(path, time.time_ns())
+
+    def kept(self, path: str) -> tuple[str, bytes]:
+        """The state and the bytes of a file that came whole; an empty state if there is none."""
+        state, _, data = (self.load(path, *_kept_as(path)) or b"").partition(b"\n")
+        return state.decode(), data
+
+    def compared_ns(self, path: str, now: int | None = None) -> int:
+        """When any process compared a whole file with its store, unless it is ``now``; 0 if there is none."""
+        name = os.path.join(self.path, _kept_as(path)[0])
+        with contextlib.suppress(OSError):
+            if now is not None:
+                os.utime(name, ns=(now, now))
+            return os.stat(name).st_mtime_ns
+        return 0
 
 
 _ENDS, _WHOLE = (".data", ".crc"), ".whole"  # the two files of a mirror; a file that came whole
 
 
-def _kept_as(path: str, state: FileIdentity | None) -> tuple[str, bytes]:
+def _kept_as(path: str) -> tuple[str, bytes]:
     """The name and the head of a file that came whole."""
-    of = "" if state is None else f" in state {state.state}"
-    head = f"{system.OURS}: the file {path}{of}; may be deleted\n"
+    head = f"{system.OURS}: all of {path}, behind its state; may be deleted\n"
     return f"{short_digest(path)}{_WHOLE}", head.encode("utf-8", "surrogateescape")
 
 
@@ -175,22 +200,18 @@ class Files:
             raise ConfigError(f"{type(storage_options).__name__} is not a mapping of options", "storage_options")
         self.folder = None if cache is None else MirrorFolder(cache, limit)
         self._options, self._storage = dict(storage_options or {}), storage
-        self._limit, self._left_out = limit, list[str]()
+        self._limit, self._left_out, self._built_ns = limit, list[str](), time.time_ns()
         self._begin()
 
     def _begin(self) -> None:
         self._transport, self._lock = Transport(), threading.Lock()
-        nbytes = (
-            self._limit
-            if self._limit and self.folder is None
-            else min(int(system.memory() * MEMORY_SHARE), MOST_MEMORY)
-        )
-        self._ring = Ring(nbytes)
+        share = min(int(system.memory() * MEMORY_SHARE / system.ranks_here()), MOST_MEMORY)
+        self._ring = Ring(self._limit if self._limit and self.folder is None else share)
         self._stores, self._opened = dict[str, Store](), dict[str, MirroredFile]()
         self.versions: dict[str, Version] = getattr(self, "versions", {})
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = "folder", "_options", "_storage", "_limit", "_left_out", "versions"
+        kept = "folder", "_options", "_storage", "_limit", "_left_out", "_built_ns", "versions"
         state = {name: vars(self)[name] for name in kept}
         if not SECRETS.get():
             state["_options"] = public(self._options)
@@ -230,7 +251,8 @@ class Files:
         return path if is_address(path) or self._storage is not None else local_path(path)
 
     def matching(self, pattern: str) -> list[str]:
-        return self._store(pattern).matching(pattern)
+        """The files that match, in natural order."""
+        return self._store(pattern).matching(pattern, functools.partial(self._got, pattern))
 
     def opened(self, path: str) -> MirroredFile | None:
         """A file that is read by a mirror; None if it is read as it is."""
@@ -247,6 +269,9 @@ class Files:
         self._transport.check_process()  # before the lock, which a thread may have held when this process forked
         with self._lock:
             opened = self._opened
+            if self.folder is not None and not self.versions.keys() >= {*paths}:
+                with contextlib.suppress(OSError):  # opening tells
+                    self.folder.scan()
             coming = {
                 path: self._transport.start(functools.partial(self._open, path))
                 for path in paths
@@ -304,33 +329,34 @@ class Files:
         return self._transport.result_of(self._transport.start(function), path)
 
     def start_whole(self, path: str) -> Started[bytes] | None:
-        """Start to read a small file whole; None if the cache folder has it."""
+        """Start to read a small file whole; None if `keeps` it."""
         return None if self.keeps(path) else self._transport.start(functools.partial(self._whole, path), urgent=False)
 
     def whole(self, path: str, coming: Started[bytes] | None) -> bytes:
         """A small file whole, which may be in the cache folder, or on its way."""
         if coming is not None:
             return self._transport.result_of(coming, path)
-        kept = None
-        with contextlib.suppress(OSError):  # the store tells that a file is gone
-            state = None if is_address(path) else FileIdentity.of(os.stat(path))
-            kept = None if self.folder is None else self.folder.load(path, *_kept_as(path, state))
-        return self._got(path, lambda: self._whole(path)) if kept is None else kept
+        state, data = self.folder.kept(path) if self.folder is not None and self.keeps(path) else ("", b"")
+        return data if state else self._got(path, functools.partial(self._whole, path))
 
     def keeps(self, path: str) -> bool:
-        """Whether the cache folder has a whole file."""
-        return self.folder is not None and os.path.exists(os.path.join(self.folder.path, _kept_as(path, None)[0]))
+        """Whether the cache folder has a whole file, compared with its store since this source was built."""
+        return self.folder is not None and self.folder.compared_ns(path) >= self._built_ns
 
     def _whole(self, path: str) -> bytes:
-        store = self._store(path)
+        store, folder = self._store(path), self.folder
+        state, data = ("", b"") if folder is None else folder.kept(path)
+        if folder is not None and state and str(store.head(path, 1)[0][:2]) == state:
+            folder.compared_ns(path, time.time_ns())
+            return data
         version, head = store.head(path, MOST_WHOLE_BYTES)
         if version.size > MOST_WHOLE_BYTES:
             what = f"{version.size} bytes, more than the limit of {MOST_WHOLE_BYTES}; leave it out"
             raise FormatError(f"{path}: {what}", file=path)
         data = bytes(head)
         self._transport.arrived(len(data))
-        if self.folder is not None:
-            self.folder.keep(path, version.identity, data)
+        if folder is not None:
+            folder.keep(path, str(version[:2]), data)
         return data
 
     def fetch_small(self, file: MirroredFile) -> None:

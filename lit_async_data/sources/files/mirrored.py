@@ -36,7 +36,7 @@ class MirroredFile:
         """Start to fetch the blocks that are missing; returns whether any is."""
         begins, ends = self._inside(begins, ends)
         blocks = self.mirror.missing(begins, ends)
-        if not self._asked[blocks].all():
+        if urgent or not self._asked[blocks].all():
             self._started(begins, ends, urgent=urgent)
         return len(blocks) > 0
 
@@ -57,7 +57,10 @@ class MirroredFile:
                 started = self._transport.start(functools.partial(self._load, run, number), urgent=urgent)
                 started.add_done_callback(functools.partial(self._forget, run, number))  # it may be dropped
                 self._asked[slice(*run)], self._coming[number], self._last = number, started, number
-            return [self._coming[number] for number in distinct_of(self._asked[blocks]).tolist()]
+            coming = [self._coming[number] for number in distinct_of(self._asked[blocks]).tolist()]
+        if urgent:
+            self._transport.hurry(coming)
+        return coming
 
     def need(self, begins: Indices, ends: Indices) -> None:
         """Wait until the bytes of these ranges are there. Raises as ``get`` and `Transport.result_of`."""

@@ -8,6 +8,7 @@ wrong address costs a request.
 
 from __future__ import annotations
 
+import gc
 import io
 import itertools
 import re
@@ -64,10 +65,16 @@ class ObjectFile(io.RawIOBase):
         if len(node) >= len(view):
             view[:] = node[: len(view)]
         elif end > self._at:
-            with self._mirror.reading():
-                self._need(self._at, end)
-                view[: end - self._at] = self._mirror.map[self._at : end].data
-                self._fetch_below(bytes(view[: end - self._at]))
+            collecting = gc.isenabled()
+            gc.disable()  # a thread that fetches would wait to free an object of h5py, whose lock the caller has
+            try:
+                with self._mirror.reading():
+                    self._need(self._at, end)
+                    view[: end - self._at] = self._mirror.map[self._at : end].data
+                    self._fetch_below(bytes(view[: end - self._at]))
+            finally:
+                if collecting:
+                    gc.enable()
         done, self._at = max(end - self._at, 0), max(end, self._at)
         return done
 

@@ -9,15 +9,18 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import datetime as dt
+import difflib
 import functools
+import itertools
 import os
 import re
 import urllib.parse
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from lit_async_data import system
 from lit_async_data.errors import AsyncDataError, ChangedError, ConfigError, FormatError, MissingError, StoreError
+from lit_async_data.options import check_names
 from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.files.transport import forked
 from lit_async_data.sources.local_files import files_matching, is_address, natural, opening, retry_once
@@ -128,19 +131,24 @@ class Store:
     def _made(self) -> Any:
         raise NotImplementedError
 
-    def _listed(self, pattern: str) -> Iterable[str]:
+    def _listed(self, pattern: str) -> Iterable[list[str]]:
         raise NotImplementedError
 
     def _meaning(self, error: BaseException) -> tuple[type[StoreError | MissingError | ChangedError], str]:
         raise NotImplementedError
 
-    def matching(self, pattern: str) -> list[str]:
-        """The objects that match a pattern, in natural order."""
-        with self._errors(pattern):
-            found = sorted(self._listed(pattern), key=natural)
+    def matching(self, pattern: str, call: Callable[[Callable[[], Any]], Any]) -> list[str]:
+        """The objects that match a pattern, in natural order; ``call`` calls what calls the store, page by page."""
+        pages = iter(self._listed(pattern))
+
+        def page() -> list[str] | None:
+            with self._errors(pattern):
+                return next(pages, None)
+
+        found = list[str](itertools.chain.from_iterable(iter(lambda: call(page), None)))
         if not found:
             raise MissingError(f"{pattern}: matches no object; check the pattern", file=pattern)
-        return found
+        return sorted(found, key=natural)
 
     @contextlib.contextmanager
     def _errors(self, name: str, place: str = "") -> Iterator[None]:
@@ -174,8 +182,8 @@ class MountStore(Store):
             raise ChangedError(f"{name}: {what}", file=name)
         return memoryview(data)
 
-    def matching(self, pattern: str) -> list[str]:
-        return files_matching(pattern)
+    def _listed(self, pattern: str) -> Iterator[list[str]]:
+        yield files_matching(pattern)
 
     def _meaning(self, error: BaseException) -> tuple[type[StoreError | MissingError | ChangedError], str]:
         if isinstance(error, FileNotFoundError):
@@ -231,9 +239,9 @@ class FilesystemStore(Store):
         own = getattr(read, "__func__", None) is fsspec.AbstractFileSystem.cat_file
         return functools.partial(read, cache_type="none") if own else read
 
-    def _listed(self, pattern: str) -> Iterable[str]:
+    def _listed(self, pattern: str) -> Iterator[list[str]]:
         found = self._client.glob(pattern)
-        return map(self._client.unstrip_protocol, found) if is_address(pattern) else found
+        yield list(map(self._client.unstrip_protocol, found)) if is_address(pattern) else found
 
     def _meaning(self, error: BaseException) -> tuple[type[StoreError | MissingError | ChangedError], str]:
         if isinstance(error, FileNotFoundError):
@@ -251,8 +259,13 @@ _NAMES = {
     "region_name": "region",
     "requester_pays": "request_payer",
 }
+# Names of obstore that a typo may stand for; it refuses unknown ones itself, but for those of ``retry_config``.
+_KNOWN = [*_NAMES, *_NAMES.values(), "query", "client_options", "retry_config", "timeout", "default_headers"]
+_KNOWN += ["virtual_hosted_style_request", "service_account_path", "account_name", "account_key", "sas_token"]
+_RETRY_NAMES = ["max_retries", "retry_timeout", "backoff", "init_backoff", "max_backoff", "base"]
 _CHANGED = "changed since the source was built; build it again"
 CHECK = "check the network, the address and the credentials"
+_PAGE = 1000  # objects of a list that come at a time
 # For all tries of a request together; for one try; until a connection is there.
 _RETRY, _REQUEST, _CONNECT = (dt.timedelta(seconds=number) for number in (120, 60, 5))
 
@@ -271,7 +284,23 @@ class ObjectStore(Store):
 
     def _made(self) -> Any:
         options = dict(self._options)
-        options |= options.pop("client_kwargs", {})
+        try:
+            return self._from_options(options | options.pop("client_kwargs", {}))
+        except ConfigError:
+            raise
+        except ImportError as error:
+            what = f"{self.url} is read by obstore; install it: pip install 'lit_async_data[cloud]'"
+            raise ConfigError(what, "path") from error
+        except (exceptions.BaseError, ValueError, TypeError) as error:
+            client = options.get("client_options")
+            given = [*options, *(client if isinstance(client, Mapping) else ())]
+            names = [name for name in map(str, given) if name not in _KNOWN]
+            near = [meant for name in names for meant in difflib.get_close_matches(name, _KNOWN, n=1)]
+            advice = f"did you mean {near[0]}?" if near else "see obstore's options"
+            what = f"{self.url} cannot be used: {_first_line(error).rstrip('.')}; {advice}"
+            raise ConfigError(what, "storage_options") from error
+
+    def _from_options(self, options: Mapping[str, Any]) -> Any:
         names = _NAMES | ({"endpoint_url": "base_url"} if self.url.startswith("gs://") else {})
         config: dict[str, Any] = {names.get(str(name), str(name)): value for name, value in options.items()}
         if "://" not in str(config.get("endpoint", config.get("base_url", "://"))):
@@ -282,19 +311,11 @@ class ObjectStore(Store):
         plain = self.url.startswith("http://") or endpoint.startswith("http://")
         client.setdefault("allow_http", config.pop("allow_http", plain))
         retry = {"retry_timeout": _RETRY, "max_retries": 1000, **config.pop("retry_config", {})}
+        check_names({**retry, **retry.get("backoff", {})}, _RETRY_NAMES)
         query = config.pop("query", "")
-        try:
-            _start_runtime()
-            made = stores.HTTPStore.from_url if self.url.startswith(_WEB) else stores.from_url
-            return made(self.url + f"/?{query}" * bool(query), client_options=client, retry_config=retry, **config)
-        except ImportError as error:
-            what = f"{self.url} is read by obstore; install it: pip install 'lit_async_data[cloud]'"
-            raise ConfigError(what, "path") from error
-        except exceptions.UnknownConfigurationKeyError as error:
-            what = f"{_first_line(error)}; see obstore's options of {self.url}"
-            raise ConfigError(what, "storage_options") from error
-        except (exceptions.BaseError, ValueError, TypeError) as error:
-            raise ConfigError(f"{self.url} cannot be used: {_first_line(error)}", "storage_options") from error
+        _start_runtime()
+        made = stores.HTTPStore.from_url if self.url.startswith(_WEB) else stores.from_url
+        return made(self.url + f"/?{query}" * bool(query), client_options=client, retry_config=retry, **config)
 
     def head(self, name: str, nbytes: int) -> tuple[Version, memoryview]:
         return self._got(name, 0, nbytes)
@@ -320,15 +341,15 @@ class ObjectStore(Store):
             raise StoreError(f"{name}: {what}", file=name)
         return Version(size, tag or changed.isoformat(), strong), data
 
-    def _listed(self, pattern: str) -> Iterable[str]:
+    def _listed(self, pattern: str) -> Iterator[list[str]]:
         if self.url.startswith(_WEB):
             what = "a web server lists no files; give the addresses as a list, without queries (?…)"
             raise ConfigError(f"{pattern}: {what}", "path")
         key = parts_of(pattern)[1]
         fits, prefix = re.compile(pattern_as_regex(key)).fullmatch, pattern.removesuffix(key)
         folder = re.split(r"[*?\[]", key, maxsplit=1)[0].rpartition("/")[0]  # obstore takes whole names of folders
-        found = (each["path"] for page in self._client.list(folder or None) for each in page)
-        return (prefix + each for each in found if fits(each))
+        for page in self._client.list(folder or None, chunk_size=_PAGE):
+            yield [prefix + each["path"] for each in page if fits(each["path"])]
 
     def _meaning(self, error: BaseException) -> tuple[type[StoreError | MissingError | ChangedError], str]:
         text = _first_line(error)

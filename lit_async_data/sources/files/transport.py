@@ -11,7 +11,7 @@ import copy
 import heapq
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
@@ -37,6 +37,7 @@ class Started(Future[T]):
     def __init__(self, function: Callable[[], T], closings: int) -> None:
         super().__init__()
         self.function, self.closings = function, closings  # of the transport when it was started
+        self.urgent = False
 
 
 class Transport:
@@ -68,8 +69,7 @@ class Transport:
         with self._changed:
             started = Started(function, self._closings)
             self._closed = False
-            heapq.heappush(self._work, (not urgent, self._number, started))
-            self._number += 1
+            self._push(started, urgent=urgent)
             if self._idle < len(self._work) and len(self._threads) < self._most:
                 thread = threading.Thread(target=self._run, name=FETCHER, daemon=True)
                 try:
@@ -80,15 +80,28 @@ class Transport:
                         raise WorkerError("the system gives no thread to fetch with; end other work") from error
                 else:
                     self._threads.add(thread)
-            if self._can_begin():
-                self._changed.notify()
         return started
+
+    def _push(self, started: Started[Any], *, urgent: bool) -> None:
+        started.urgent = urgent
+        heapq.heappush(self._work, (not urgent, self._number, started))
+        self._number += 1
+        if self._ready():
+            self._changed.notify()
+
+    def hurry(self, several: Iterable[Started[Any]]) -> None:
+        """Put work that nobody has begun before all that nobody waits for."""
+        with self._changed:
+            for each in several:
+                if not (each.urgent or each.running() or each.done()):
+                    self._push(each, urgent=True)
 
     def result_of(self, started: Started[T], name: str) -> T:
         """What a started function returns or raises, or a `ClosedError`, or a `StalledError`.
 
         An interrupt, or `close`, does not wait for the function.
         """
+        self.hurry([started])
         seen, since = self._answers, time.monotonic()
         while not started.done() and self._closings == started.closings:
             with contextlib.suppress(TimeoutError, CancelledError):
@@ -103,25 +116,29 @@ class Transport:
             raise copy.copy(error) from error.__cause__  # several threads may wait for it
         return started.result()
 
-    def _can_begin(self) -> bool:
-        return bool(self._work) and (not self._work[0][0] or self.active < self.window)
-
     def _next(self) -> Started[Any] | None:
         """Waits for work; None if there was none for a while."""
         with self._changed:
             self._idle += 1
             try:
                 ends = time.monotonic() + _IDLE_S
-                while not self._can_begin():
+                while not self._ready():
                     left = ends - time.monotonic()
                     if self._closed or (left <= 0 and not self._work):
                         self._threads.discard(threading.current_thread())
                         return None
                     self._changed.wait(max(left, POLL_S))
                 self.active += 1
-                return heapq.heappop(self._work)[2]
+                started = heapq.heappop(self._work)[2]
+                started.set_running_or_notify_cancel()
+                return started
             finally:
                 self._idle -= 1
+
+    def _ready(self) -> bool:
+        while self._work and (self._work[0][2].running() or self._work[0][2].done()):
+            heapq.heappop(self._work)  # it was hurried, and has begun since
+        return bool(self._work) and (not self._work[0][0] or self.active < self.window)
 
     def _run(self) -> None:
         while (started := self._next()) is not None:

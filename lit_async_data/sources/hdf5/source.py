@@ -131,7 +131,7 @@ class HDF5Source(Source):
         cache: A folder on a fast disk, where what was read of remote files and of slow mounts (NFS) is kept for later
             epochs, processes and jobs. None: parts of remote files are kept in memory.
         cache_limit: The most bytes there, ``"400GB"`` or a number; None: what the disk has free. In memory, an eighth
-            of the machine's.
+            of the rank's.
         storage_options: Credentials and options of the store, as pandas and xarray name them: ``{"anon": True}``,
             ``{"key": …, "secret": …, "endpoint_url": …}``. None: as its environment variables say.
         storage: A store of obstore, or a filesystem of fsspec, that reads the files in place of one made for the
@@ -350,13 +350,13 @@ class HDF5Source(Source):
         return np.concatenate([values for values, _ in columns])
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-        contract.check_range(samples, self)
-        if samples.size:
-            self._reader.read(samples, out)
+        self.read_random(samples, out, None)
 
-    def read_random(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
+    def read_random(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
         contract.check_range(samples, self)
         if samples.size:
+            if self.chunks.remote and len(samples) > 1:
+                self.fetch(samples)  # all at once, and not field by field
             self._reader.read(samples, out, keys)
 
     def fetch(self, samples: Indices) -> bool:

@@ -181,7 +181,7 @@ class ManifestSource(Source):
             still name the listed file.
         check_files: Files to check now: ``"first"``, the files of the first good sample of 16, or ``"none"``. A bad
             file raises its error when it is read; ``inspect --check-all`` reads all. HDF5 files are always opened.
-        cache: As for `HDF5Source`; other files are kept there whole, for good.
+        cache: As for `HDF5Source`; other files are kept there whole.
         cache_limit: As for `HDF5Source`.
         storage_options: As for `HDF5Source`.
         storage: As for `HDF5Source`.

@@ -15,7 +15,7 @@ from lit_async_data.order.chunk_order import runs_of
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import MemoryNeeds, Reservation, StorageLayout, starts
 from lit_async_data.sources.local_files import changed_error, file_state
-from lit_async_data.sources.table.formats import arrow, booleans_of, is_list, printable_path, quoted, values_of
+from lit_async_data.sources.table.formats import arrow, booleans_of, is_list, named, printable_path, quoted, values_of
 from lit_async_data.system import ProcessGuard
 
 _FEW = 2  # groups that stay in memory without a reservation
@@ -234,9 +234,9 @@ class ParquetGroups:
         except (arrow().ArrowException, OSError) as error:
             if self._nbytes[group] >= 2**31:
                 what = f"{printable_path(file)}: {own} has more than 2 GiB; write it with row_group_size=100"
-                raise FormatError(what, file=file, dataset=self._name) from error
+                raise FormatError(what, file=named(file), dataset=self._name) from error
             what = f"{printable_path(file)}: {own} does not decode: {quoted(str(error))}; write it again"
-            raise CorruptError(what, file=file, dataset=self._name) from error
+            raise CorruptError(what, file=named(file), dataset=self._name) from error
         if file_state(file) != self._states[number]:
             raise changed_error(file)
         return array

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError, ManifestError, MissingError
 from lit_async_data.order.permutation import Indices
+from lit_async_data.system import OURS
 
 GIVEN = "the table given"  # name of a table in memory
 _MAX_QUOTED = 200  # most characters of a value in a message
@@ -33,21 +34,31 @@ def quoted(value: object) -> str:
     return text if len(text) <= _MAX_QUOTED else f"{text[: _MAX_QUOTED - 1]}…"
 
 
+_COPY = re.compile(rf".*/{OURS}-[^/]*/([^/:]+):/")  # below its temporary folder, a copy has its address as path
+
+
+def named(path: str) -> str:
+    """The address of a remote table whose copy this is; the path of another file."""
+    return _COPY.sub(r"\1://", path)
+
+
 def printable_path(path: str) -> str:
+    path = named(path)
     return path if path.isprintable() else quoted(path)
 
 
 class RowOrigin(NamedTuple):
-    files: Sequence[str]  # paths; empty for a table in memory
+    files: Sequence[str]  # paths, or addresses; empty for a table in memory
     starts: Indices  # the first row of each file, counted over all files, and the total at the end; int64
     kept: Indices | None = None  # the rows of the files that the table has; int64, ascending. None: all
     ids: Any = None  # the id of each row of the table, an Arrow array; None if rows have no ids
     folder: str | None = None  # the folder that was listed as a table, whose rows are files; None for a table
+    opened: Sequence[str] = ()  # the files, or the copies of remote ones
     orders: Mapping[str, str] = {}  # by column, the contradictory orders of its categories, in words
 
     @classmethod
     def of_file(cls, path: str, rows: int = 0) -> RowOrigin:
-        return cls([path], np.array([0, rows]))
+        return cls([named(path)], np.array([0, rows]))
 
     @property
     def untyped(self) -> bool:

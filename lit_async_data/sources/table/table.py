@@ -220,7 +220,7 @@ def _suffix_of(path: str) -> str:
     if suffix is None:
         hint = _OTHER_FORMATS.get(os.path.splitext(path.lower())[1], "").format(path=path)
         message = f"{formats.printable_path(path)} does not end in one of {', '.join(_SUFFIXES)}"
-        raise ConfigError(f"{message}; {hint}" if hint else message, "table", file=path)
+        raise ConfigError(f"{message}; {hint}" if hint else message, "table", file=formats.named(path))
     return suffix
 
 
@@ -255,7 +255,7 @@ def _concatenated(files: list[str], read: list[_Read]) -> tuple[Any, RowOrigin]:
     if any(each.kept is not None for each in read):
         numbers = [np.arange(each.rows) if each.kept is None else each.kept for each in read]
         kept = np.concatenate([number + start for number, start in zip(numbers, starts[:-1], strict=True)])
-    origin = RowOrigin(files, starts, kept)
+    origin = RowOrigin(list(map(formats.named, files)), starts, kept, opened=files)
     if len(read) == 1:
         return read[0].table, origin
     _check_types(files, read, origin)
@@ -348,7 +348,7 @@ def _read_parquet(path: str, names: Sequence[str]) -> Any:
             read = [file.read_row_group(number, columns=plain) for number in range(file.num_row_groups)]
         except (arrow().ArrowException, OSError) as error:
             what = f"{formats.printable_path(path)}: does not decode: {quoted(str(error))}; write it again"
-            raise CorruptError(what, file=path) from error
+            raise CorruptError(what, file=formats.named(path)) from error
         table = arrow().concat_tables(read or [file.schema_arrow.empty_table().select(plain)])
         columns = {name: table.column(name) for name in plain}
         # `Table.of` replaces these nulls by `EmbeddedFiles`.
@@ -376,7 +376,7 @@ def _embedded(name: str, column: Any, origin: RowOrigin) -> EmbeddedFiles:
     rows = np.arange(len(column)) if origin.kept is None else origin.kept
     # Without a memory map: a file that becomes shorter would end the process.
     open_file = functools.partial(_parquet_file, memory_map=False)
-    return ParquetGroups.files(name, column.type, origin.files, rows, open_file)
+    return ParquetGroups.files(name, column.type, origin.opened, rows, open_file)
 
 
 class Table:

@@ -1,4 +1,4 @@
-"""Memory that a loader may take, of the machine and of its control group; pinned memory."""
+"""Memory that a loader may take, of the machine and of its control group; pinned memory; the memory of mirrors."""
 
 import contextlib
 import errno
@@ -13,9 +13,10 @@ from support.device.pretended import MACHINES
 from lit_async_data import system
 from lit_async_data.engine.resources import memory
 from lit_async_data.engine.resources import plan as cores_module
-from lit_async_data.engine.resources.memory import allocated, default_budget, machine_memory, readable, register
+from lit_async_data.engine.resources.memory import allocated, default_budget, readable, register
 from lit_async_data.engine.resources.plan import cores
 from lit_async_data.errors import MemoryBudgetError
+from lit_async_data.sources.files.files import Files
 
 
 @pytest.fixture(autouse=True)
@@ -188,7 +189,7 @@ def groups(tmp_path, monkeypatch):
         for name, text in texts.items():
             (tmp_path / name.replace("/", "_")).write_text(text)
 
-    monkeypatch.setattr(memory, "open", lambda name: (tmp_path / name.replace("/", "_")).open(), raising=False)
+    monkeypatch.setattr(system, "open", lambda name: (tmp_path / name.replace("/", "_")).open(), raising=False)
     monkeypatch.setattr(cores_module, "usable_cores", lambda: 32)
     for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS", "SLURM_CPUS_PER_TASK"):
         monkeypatch.delenv(name, raising=False)
@@ -212,7 +213,15 @@ def groups(tmp_path, monkeypatch):
 )
 def test_control_groups_and_those_around_them_limit_the_memory(groups, own, files, limit):
     groups(files, own)
-    assert machine_memory() == (limit or system.memory())
+    assert system.memory() == (limit or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def test_mirrors_of_a_source_take_an_eighth_of_the_memory_of_a_rank(groups, monkeypatch):
+    groups({"memory.max": f"{2**30}"})
+    assert Files()._ring.nbytes == 2**27
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert Files()._ring.nbytes == 2**25
+    assert Files(cache_limit="1GiB")._ring.nbytes == 2**30
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from lit_async_data import AsyncLoader, ManifestSource
-from lit_async_data.engine.resources import memory, plan
+from lit_async_data.engine.resources import plan
 from lit_async_data.engine.resources.plan import Wanted, Workers, cores
 from lit_async_data.errors import ConfigError
 from lit_async_data.options import LoaderOptions
@@ -111,7 +111,7 @@ def test_a_system_that_is_not_posix_has_threads_and_says_why(monkeypatch):
 )
 def test_each_rank_has_its_share_of_the_cores(monkeypatch, environment, known, share):
     monkeypatch.setattr(plan, "usable_cores", lambda: 32)
-    monkeypatch.setattr(memory, "core_limit", lambda: None)
+    monkeypatch.setattr(plan, "core_limit", lambda: None)
     for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS", "SLURM_CPUS_PER_TASK"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():

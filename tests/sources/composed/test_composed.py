@@ -1,6 +1,7 @@
 """What all sources made of sources do: reading, reading ahead, and closing those inside."""
 
 import contextlib
+import dataclasses
 import itertools
 
 import h5py
@@ -14,7 +15,7 @@ from support.sources.parted import Failing, batches_of, numbered, parted, read
 from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, ManifestSource, SubsetSource
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, ReadError
 from lit_async_data.order.chunk_order import ChunkRun
-from lit_async_data.sources.contract.source import Location, MemoryNeeds, Part, StorageLayout
+from lit_async_data.sources.contract.source import Location, MemoryNeeds, Part, Remote, StorageLayout
 from lit_async_data.sources.hdf5.readers.slabs import IndexedSlabDecoder
 from lit_async_data.testing import ArraySource
 
@@ -373,3 +374,25 @@ def test_errors_of_a_loader_name_samples_as_the_whole_does(workers):
         with pytest.raises(ReadError, match=r"\(samples 13, 12, 11, … \(4 in all\)\)") as caught:
             next(loader)
         assert caught.value.sample_id == 13
+
+
+@pytest.mark.parametrize(
+    ("runs", "samples", "nbytes", "requests"),
+    [
+        ((), np.arange(20), 2000, 20),
+        ((ChunkRun(100, 10),), np.arange(20), 2000, 20),  # two chunks of ten
+        ((ChunkRun(100, 10),), np.arange(0, 100, 10), 10000, 100),  # one sample of each
+        ((ChunkRun(50, 10), ChunkRun(50, 5)), np.arange(99, 89, -1), 1334, 14),  # two chunks of fifteen
+        ((ChunkRun(100, 10),), np.arange(100).repeat(2), 10000, 100),
+        ((), np.arange(100).repeat(2), 10000, 100),
+    ],
+)
+def test_a_subset_fetches_its_share_over_the_network(runs, samples, nbytes, requests):
+    whole = ArraySource({"x": np.arange(100)}, chunks=StorageLayout(runs, remote=Remote(10000, 100, "folder")))
+    subset = SubsetSource(whole, samples)
+    assert subset.chunks.remote == Remote(nbytes, requests, "folder")
+    backwards = dataclasses.replace(whole.chunks, order=np.arange(100)[::-1])
+    turned = SubsetSource(ArraySource({"x": np.arange(100)}, chunks=backwards), 99 - samples)
+    assert turned.chunks.remote == subset.chunks.remote
+    (both,) = {ConcatSource([subset, subset]).chunks.remote}
+    assert both == Remote(2 * nbytes, 2 * requests, "folder")

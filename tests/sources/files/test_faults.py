@@ -149,9 +149,27 @@ def test_an_address_that_cannot_be_read_is_named(path, said):
 
 
 @pytest.mark.parametrize(
+    ("given", "option", "meant"),
+    [
+        ({"max_retris": 3}, "max_retris", "max_retries"),
+        ({"backoff": {"bas": 2}}, "bas", "base"),
+        ({"patience": 3}, "patience", "choose from max_retries, retry_timeout"),
+    ],
+)
+def test_wrong_names_of_retries_which_obstore_passes_over_are_errors(given, option, meant):
+    with pytest.raises(ConfigError, match=rf"no such option; .*{meant}") as caught:
+        HDF5Source("s3://bucket/x.h5", ["x"], storage_options={"retry_config": given})
+    assert caught.value.option == option
+
+
+@pytest.mark.parametrize(
     ("scheme", "given", "said"),
     [
-        ("s3", {**KEYS, "colour": 1}, "colour"),
+        ("s3", {**KEYS, "colour": 1}, "colour' is not valid for store 'S3'; see obstore's options"),
+        ("s3", {**KEYS, "retry_config": 5}, "cannot be used: .*not a mapping"),
+        ("s3", {**KEYS, "client_options": 7}, "cannot be used: .*not a mapping"),
+        ("s3", {**KEYS, "endpont_url": "http://h"}, r"cannot be used: .*endpont_url.*; did you mean endpoint_url\?"),
+        ("s3", {**KEYS, "client_options": {"timeot": "3s"}}, r"cannot be used: .*timeot.*; did you mean timeout\?"),
         ("s3", {**KEYS, "endpoint_url": "localhost"}, "the endpoint is no address; write https://HOST"),
         ("gs", {"anon": True, "endpoint_url": "localhost"}, "the endpoint is no address; write https://HOST"),
         ("s3", {**KEYS, "secret": 5}, "cannot be used"),

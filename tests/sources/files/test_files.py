@@ -2,18 +2,24 @@
 
 import contextlib
 import os
+import threading
+import time
 
+import h5py
 import numpy as np
 import pytest
 from support.files.mirrored import LAYOUTS, written
 from support.range_server import KEYS
 from support.sources.comparison import assert_same_samples
 from support.sources.oracle import orders, read
+from support.threads.waits import LONG
 
 from lit_async_data import AsyncLoader, ConfigError, HDF5Source
+from lit_async_data.errors import ResumeError, StalledError
 from lit_async_data.sources.files import files as files_module
 from lit_async_data.sources.files import mirrored as mirrored_module
 from lit_async_data.sources.files.mirror import BLOCK
+from lit_async_data.sources.files.transport import Transport
 
 pytest.importorskip("obstore")
 WAYS = ["http", "s3", "cache", "little memory"]
@@ -125,3 +131,83 @@ def test_a_pattern_lists_the_bucket(server, s3, bucket):
     with contextlib.closing(HDF5Source("s3://bucket/y*.h5", ["single"], storage_options=s3)) as source:
         assert source.paths == ["s3://bucket/y9.h5", "s3://bucket/y10.h5"]
         assert len(source) == 46
+
+
+def test_what_a_batch_lacks_is_asked_for_at_once_and_not_field_by_field(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(files_module, "HEAD_BYTES", BLOCK)
+    monkeypatch.setattr(files_module, "WHOLE_BYTES", 0)
+    for name in ("a.h5", "b.h5"):
+        with h5py.File(tmp_path / "bucket" / name, "w") as file:
+            for key in "xy":
+                file[key] = np.full((30, 2**18), 7, np.uint8)
+    addresses = [f"{server.url}/bucket/{name}.h5" for name in "ab"]
+    with contextlib.closing(HDF5Source(addresses, ["x", "y"])) as source:
+        server.open.clear()
+        before, found = len(server.ranges()), []
+        reader = threading.Thread(target=lambda: found.append(read(source, np.array([10, 20, 40, 50]))))
+        reader.start()
+        ends = time.monotonic() + LONG
+        while len(server.ranges()) < before + 8:
+            assert time.monotonic() < ends, server.ranges()[before:]
+            os.sched_yield()
+        server.open.set()
+        reader.join(LONG)
+        assert all((values == 7).all() for values in found[0].values())
+
+
+def test_a_run_goes_on_when_its_files_have_moved_to_a_bucket_or_back(remote, bucket, tmp_path):
+    options = {"batch_size": 4, "shuffle": True, "seed": 3, "workers": 0, "return_indices": True}
+
+    def rest(source, state=None, **more):
+        with AsyncLoader(source, options | more) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            batches = iter(loader)
+            first = [next(batches)[-1].tolist() for _ in range(2)] if state is None else []
+            saved = loader.state_dict() if state is None else state
+            return saved, first, [batch[-1].tolist() for batch in batches]
+
+    fields = ["contiguous"]
+    with contextlib.closing(HDF5Source(bucket / "x.h5", fields)) as local:
+        state, _, wanted = rest(local)
+        with pytest.raises(ResumeError, match="those that were local keep their order with shuffle='global'") as caught:
+            rest(remote("s3", fields=fields), state)
+        assert rest(remote("s3", fields=fields), state, shuffle="global")[2] == wanted
+        state, _, wanted = rest(remote("s3", fields=fields))
+        with pytest.raises(ResumeError, match="those behind a network with cache=FOLDER of the source"):
+            rest(local, state)
+        assert rest(remote("cache", fields=fields), state)[2] == wanted
+        with pytest.raises(ResumeError, match="shuffle: chunk in the checkpoint, none now") as caught:
+            rest(local, state, shuffle="none")
+        assert "cache=" not in str(caught.value)
+
+
+def test_a_long_list_comes_page_by_page(server, s3, bucket, monkeypatch):
+    server.root = bucket.parent
+    monkeypatch.setattr("lit_async_data.sources.files.stores._PAGE", 1)
+    for number in (2, 10, 1):
+        with contextlib.suppress(FileExistsError):
+            os.link(bucket / "x.h5", bucket / f"z{number}.h5")
+    files = files_module.Files(storage_options=s3)
+    assert files.matching("s3://bucket/z*.h5") == [f"s3://bucket/z{number}.h5" for number in (1, 2, 10)]
+    files.close()
+
+
+def test_a_list_that_does_not_come_is_an_error(monkeypatch):
+    monkeypatch.setattr("lit_async_data.sources.files.transport.POLL_S", 0.001)
+    open_ = threading.Event()
+
+    class Filesystem:
+        def glob(self, _):
+            assert open_.wait(10)
+            return []
+
+        def cat_file(self, *_):
+            raise NotImplementedError
+
+    files = files_module.Files(storage=Filesystem())
+    files._transport = Transport(timeout_s=0)
+    with pytest.raises(StalledError, match=r"folder/\*\.h5: no answer for 0 s"):
+        files.matching("folder/*.h5")
+    open_.set()
+    files.close()

@@ -53,12 +53,19 @@ def test_what_somebody_waits_for_overtakes_what_is_read_ahead(tmp_path):
     filler.fetch(*at(0))
     while not asked:
         pass
-    filler.fetch(*at(6))
-    filler.fetch(*at(3), urgent=True)
+    for block in (3, 4, 5, 6):
+        filler.fetch(*at(block))
+    filler.fetch(*at(7), urgent=True)
+    reader = threading.Thread(target=filler.need, args=at(4, 6))  # which are on their way
+    reader.start()
+    while not all(filler._coming[filler._asked[block]].urgent for block in (4, 6)):
+        pass
+    filler.fetch(*at(4), urgent=True)
     open_.set()
-    filler.need(*at(6))
-    filler.need(*at(3))
-    assert asked == [0, 3, 6]
+    for block in (3, 5):
+        filler.need(*at(block))
+    reader.join(10)
+    assert asked == [0, 7, 4, 6, 3, 5]
     transport.close()
 
 

@@ -1,5 +1,6 @@
 """h5py over a mirror: the values of the file, in few rounds of requests and with little of its data."""
 
+import gc
 import os
 import threading
 
@@ -177,3 +178,41 @@ def test_bytes_that_look_like_links_or_nodes_do_no_harm(tmp_path, transport):
         for size in (4, 8, 30, 512, 2616, 4096):
             file.seek(0)
             assert file.read(size) == data[:size]
+
+
+@pytest.fixture
+def eager_collection():
+    """Each few objects, the collector looks at all that come from now on."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100, 1, 1)
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("eager_collection")
+def test_collection_in_a_thread_that_fetches_waits_for_no_reader(tmp_path):
+    path, cycles = tmp_path / "x.h5", [[h5py.h5s.create_simple((1,))] for _ in range(3)]
+    written(path, "latest")
+    for cycle in cycles:
+        cycle.append(cycle)
+    del cycle
+    transport, kept = Transport(2, timeout_s=2), []
+    file = opened(path, tmp_path, transport)
+    get = file._get
+
+    def collecting(begin, end):
+        if cycles:  # the first read, for which h5py waits
+            cycles.clear()  # now garbage, with objects of h5py, whose lock the reader has
+            kept.extend([] for _ in range(1000))
+            gc.set_threshold(0)
+        return get(begin, end)
+
+    file._get = collecting
+    with h5py.File(ObjectFile(file), "r") as opened_file:
+        assert (opened_file["x"][::100] == np.arange(20_000 * 64).reshape(20_000, 64)[::100]).all()
+    assert gc.isenabled()
+    assert not cycles
+    transport.close()

@@ -1,4 +1,4 @@
-"""How many requests are on their way."""
+"""How many requests are on their way, and which are next."""
 
 import threading
 
@@ -34,4 +34,27 @@ def test_work_begins_as_soon_as_the_window_grows(monkeypatch):
     for each in started:
         transport.result_of(each, "x")
     assert transport.window == 2
+    transport.close()
+
+
+def test_who_waits_for_what_was_started_ahead_is_served_next():
+    transport, open_, begun, order = Transport(1), threading.Event(), threading.Event(), []
+
+    def stuck():
+        begun.set()
+        assert open_.wait(10)
+
+    first = transport.start(stuck)
+    assert begun.wait(10)
+    a, b, c = (transport.start(lambda name=name: order.append(name), urgent=False) for name in "abc")
+    reader = threading.Thread(target=transport.result_of, args=(c, "c"))
+    reader.start()
+    while not c.urgent:
+        pass
+    open_.set()
+    for each in (first, a, b, c):
+        transport.result_of(each, "")
+    reader.join(10)
+    assert order[0] == "c"
+    assert sorted(order) == ["a", "b", "c"]  # each once
     transport.close()

@@ -2,14 +2,17 @@
 
 import contextlib
 import os
+import pickle
+import tempfile
 
 import h5py
 import numpy as np
+import pyarrow.parquet
 import pytest
 from PIL import Image
 
 import lit_async_data as lad
-from lit_async_data.errors import ManifestError, MissingError
+from lit_async_data.errors import ManifestError, MissingError, SourceError
 
 pytest.importorskip("obstore")
 FIELDS, COUNT = {"x": "path", "y": "label"}, 12
@@ -61,21 +64,43 @@ def test_batches_are_as_of_local_files(folder, server, s3, name, address):
     same(lad.ManifestSource(table, FIELDS, **options), lad.ManifestSource(local, FIELDS))
 
 
-def test_with_a_cache_the_next_source_makes_a_request_for_the_table_alone(folder, server):
+def cached(folder, server):
+    server.requests.clear()
+    return lad.ManifestSource(f"{server.url}/bucket/t.csv", FIELDS, cache=folder.parent / "cache")
+
+
+def fetched(server):
+    """Objects that came whole, and how many were compared only."""
+    return [path for path, asked in server.ranges() if asked != "bytes=0-0"], len(server.requests)
+
+
+def test_with_a_cache_the_next_source_fetches_the_table_alone_and_compares_each_file_once(folder, server):
     for asked in (1 + COUNT, 1):
-        server.requests.clear()
-        source = lad.ManifestSource(f"{server.url}/bucket/t.csv", FIELDS, cache=folder.parent / "cache")
-        same(source, lad.ManifestSource(str(folder / "t.csv"), FIELDS))
-        assert len(server.requests) == asked
+        source = cached(folder, server)
+        for _ in range(2):
+            same(source, lad.ManifestSource(str(folder / "t.csv"), FIELDS))
+        whole, requests = fetched(server)
+        assert (len(whole), requests) == (asked, 1 + COUNT)
     (kept,) = [each for each in os.listdir(folder.parent / "cache") if each.endswith(".whole")][:1]
     with open(folder.parent / "cache" / kept, "r+b") as file:
         file.write(b"damaged")
+    same(cached(folder, server), lad.ManifestSource(str(folder / "t.csv"), FIELDS))
+    assert len(fetched(server)[0]) == 2
+
+
+def test_an_image_that_changed_in_the_bucket_is_fetched_again(folder, server):
+    same(cached(folder, server), lad.ManifestSource(str(folder / "t.csv"), FIELDS))
+    Image.fromarray(np.full((9, 8, 3), 7, np.uint8)).save(folder / "im" / "3.png")
+    source = cached(folder, server)
+    same(source, lad.ManifestSource(str(folder / "t.csv"), FIELDS))
+    assert [path for path in fetched(server)[0] if path.endswith("png")] == ["bucket/im/3.png"]
+    reader = pickle.loads(pickle.dumps(source))  # as in a reader process, which compares nothing again
     server.requests.clear()
-    same(
-        lad.ManifestSource(f"{server.url}/bucket/t.csv", FIELDS, cache=folder.parent / "cache"),
-        lad.ManifestSource(str(folder / "t.csv"), FIELDS),
-    )
-    assert len(server.requests) == 2
+    same(reader, lad.ManifestSource(str(folder / "t.csv"), FIELDS))
+    assert server.requests == []
+    (folder / "im" / "0.png").unlink()
+    with pytest.raises(MissingError, match=r"row 0 of .*/bucket/im/0\.png: no such object"):
+        batches(cached(folder, server))
 
 
 def test_a_file_of_a_mount_is_kept_in_its_state_alone(folder):
@@ -112,6 +137,35 @@ def test_a_missing_object_names_row_and_address(folder, server):
     assert caught.value.row == 0
 
 
+@pytest.mark.parametrize("name", ["u.csv", "u.jsonl", "u.parquet", "u*.csv"])
+def test_rows_of_a_remote_table_are_named_by_its_address(folder, s3, name):
+    table = pyarrow.table({"path": ["im/0.png", "im/gone.png"], "image": [b"broken"] * 2, "label": ["1", "x"]})
+    for each in ("u.csv", "u2.csv"):
+        (folder / each).write_text("path,label\nim/0.png,1\nim/gone.png,x\n")
+    (folder / "u.jsonl").write_text('{"path": "im/0.png", "label": "1"}\n{"path": "im/gone.png", "label": "x"}\n')
+    pyarrow.parquet.write_table(table, folder / "u.parquet")
+
+    def source(**fields):
+        return lad.ManifestSource(f"s3://bucket/{name}", fields, storage_options=s3)
+
+    address = f"s3://bucket/{name.replace('*', '2')}"  # in natural order
+    place = source(x="path").locate([1])[0]
+    assert (place.file, place.row) == (address, 1)
+    assert source(x="path").parts[0].file == address
+    errors = [
+        (lambda: source(x="path")[1], "bucket/im/gone.png"),
+        (lambda: source(x="path", y={"name": "label", "kind": "number"}), address),
+        (lambda: source(x="nothing"), address),
+        (lambda: source(x="image"), address),
+    ]
+    for call, file in errors[: 3 + (name == "u.parquet")]:
+        with pytest.raises(SourceError) as caught:
+            call()
+        assert str(caught.value.file).endswith(file)
+        assert address in str(caught.value)
+        assert tempfile.gettempdir() not in f"{caught.value} {caught.value.file}"
+
+
 def test_a_joined_table_may_be_remote(folder, s3):
     (folder / "labels.csv").write_text("file,age\nx.h5,7")
     source = lad.HDF5Source(
@@ -119,6 +173,16 @@ def test_a_joined_table_may_be_remote(folder, s3):
     )
     assert source.column("age").tolist() == [7] * COUNT
     assert [batch[1].tolist() for batch in _tuples(source)] == [[7] * 5, [7] * 5, [7] * 2]
+    (folder / "labels.csv").write_text("file,age\nx.h5,old\n")
+    with pytest.raises(ManifestError, match=r"s3://bucket/labels\.csv") as caught:
+        lad.HDF5Source(
+            "s3://bucket/x.h5",
+            {"x": "data", "y": lad.Field("age", kind="number")},
+            table="s3://bucket/labels.csv",
+            on="file",
+            storage_options=s3,
+        )
+    assert caught.value.file == "s3://bucket/labels.csv"
 
 
 def _tuples(source):
