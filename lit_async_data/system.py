@@ -78,14 +78,9 @@ def allow_descriptors(number: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (number if hard < 0 else min(number, hard), hard))
 
 
-def lock_shared(descriptor: int) -> None:
-    """Until the file is closed."""
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
-
-
-def lock_alone(descriptor: int) -> None:
-    """An `OSError` if another process has locked the file."""
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def lock(descriptor: int, *, alone: bool) -> None:
+    """Lock a file until it is closed; ``alone``: an `OSError` if another process has locked it."""
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if alone else fcntl.LOCK_SH)
 
 
 def memory_file() -> int:

@@ -40,11 +40,11 @@ MOST_LINES = 700
 LEAST_TESTED_LINES = 100
 # The most lines of each room.
 BUDGET = {
-    ".": 1550,
+    ".": 1540,
     "batch": 1030,
     "conf": 30,
     "engine": 560,
-    "engine/device": 1250,
+    "engine/device": 1240,
     "engine/hooks": 650,
     "engine/loader": 1830,
     "engine/pipeline": 1120,
@@ -56,16 +56,16 @@ BUDGET = {
     "sources": 840,
     "sources/composed": 1140,
     "sources/contract": 1140,
-    "sources/files": 1490,
+    "sources/files": 1480,
     "sources/hdf5": 440,
     "sources/hdf5/index": 490,
     "sources/hdf5/parts": 1930,
     "sources/hdf5/readers": 1590,
     "sources/hdf5/schema": 1770,
     "sources/hdf5/storage": 1140,
-    "sources/images": 990,
-    "sources/manifest": 1730,
-    "sources/table": 1880,
+    "sources/images": 980,
+    "sources/manifest": 1720,
+    "sources/table": 1870,
     "tools": 2030,
 }
 MOST_README_LINES = 15

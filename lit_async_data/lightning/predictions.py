@@ -22,7 +22,6 @@ from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.display import print_line
 from lit_async_data.lightning.loops import loaders_in, on_rank_zero
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.hdf5.storage.codecs import read_chunk, write_chunk
 from lit_async_data.sources.local_files import expanded, not_local
 from lit_async_data.sources.table.formats import arrow
@@ -271,10 +270,15 @@ class LoaderPredictions:
     """Writes and merges the predictions of ``steps`` batches; the names of the files begin with ``path``."""
 
     def __init__(self, loader: AsyncLoader, steps: int, path: str) -> None:
-        self._loader, self._plan, self._locations = loader, loader.order, LocationColumns(loader.source)
+        self._loader, self._plan, self._source = loader, loader.order, loader.source
         self._steps, self._path, self._total = steps, path, self._plan.position(steps)
         self._done, self._fields = 0, dict[str, Field]()
         self._parts: list[TablePart | ArrayPart] = []
+        ends = np.cumsum([part.samples for part in self._source.parts])
+        firsts = [int(end) - part.samples for end, part in zip(ends, self._source.parts, strict=True) if part.samples]
+        located = self._source.locate(self._source.ids(np.array(firsts, np.int64)))
+        absent = {name for name, value in ABSENT.items() if all(_of(each, name) == value for each in located)}
+        self._locations = [name for name in LOCATION_COLUMNS[1:] if name not in absent]
 
     def add(self, step: int, outputs: Any) -> None:
         where = f"{os.path.basename(self._path)}: predict_step, batch {step}"
@@ -283,7 +287,7 @@ class LoaderPredictions:
         samples, read = self._plan.batch(step), self._loader._wiring.quarantine.samples(step)
         options, count = self._loader.options, len(samples if read is None else read)
         values = predicted(outputs, max(count, options.batch_size) if options.pad_last else count, where)
-        values, columns = {name: of[:count] for name, of in values.items()}, self._locations.of(samples)
+        values, columns = {name: of[:count] for name, of in values.items()}, self._located(samples)
         if options.on_error != "raise":
             values, missing = placed(values, samples, samples if read is None else np.array(read))
             columns[MISSING] = missing
@@ -304,6 +308,11 @@ class LoaderPredictions:
         if arrays:
             rows = len(range(rank, self._total, ranks))
             self._parts.append(ArrayPart(self._part(ArrayPart.suffix, rank), locations | arrays, rows))
+
+    def _located(self, samples: Indices) -> dict[str, Values]:
+        located = self._source.locate(ids := self._source.ids(samples))
+        columns: dict[str, Any] = {name: [_of(each, name) for each in located] for name in self._locations}
+        return {"sample": ids, **columns, "row": np.array(columns["row"], np.int64)}
 
     def close(self) -> None:
         for part in self._parts:
@@ -334,21 +343,6 @@ class LoaderPredictions:
 
 def _described(fields: dict[str, Field]) -> str:
     return ", ".join(f"{name} {field}" for name, field in fields.items())
-
-
-class LocationColumns:
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        ends = np.cumsum([part.samples for part in source.parts])
-        firsts = [int(end) - part.samples for end, part in zip(ends, source.parts, strict=True) if part.samples]
-        located = source.locate(source.ids(np.array(firsts, np.int64)))
-        self._absent = {name for name, value in ABSENT.items() if all(_of(each, name) == value for each in located)}
-
-    def of(self, positions: Indices) -> dict[str, Values]:
-        located = self._source.locate(ids := self._source.ids(positions))
-        names = [name for name in LOCATION_COLUMNS[1:] if name not in self._absent]
-        columns: dict[str, Any] = {name: [_of(each, name) for each in located] for name in names}
-        return {"sample": ids, **columns, "row": np.array(columns["row"], np.int64)}
 
 
 def _of(location: Any, name: str) -> Any:

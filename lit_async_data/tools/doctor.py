@@ -133,19 +133,16 @@ def advice(source: Source) -> list[str]:
     if each < SMALL_BYTES and not whole:
         lines.append(f"a request brings {readable(each)} only: pack, or h5repack with larger chunks, makes them fewer")
     if remote.folder is None:
-        lines.append(
-            "cache=FOLDER (--cache) keeps what was fetched for later epochs and jobs; fill fills it before one"
-        )
+        how = "keeps what was fetched for later epochs and jobs; fill fills it before one"
+        lines.append(f"cache=FOLDER (--cache) {how}")
     return lines
 
 
 def _settings(source: Source, given: LoaderOptions) -> Iterator[LoaderOptions]:
     most = lit_async_data.AsyncLoader(source, dataclasses.replace(given, shuffle="auto")).footprint.workers.most
     numbers = sorted({most, max(most // 2, 1), 1} - {0}, reverse=True) or [0]
-    kinds: list[Shuffle] = (
-        ["chunk", "global", "none"] if source.chunks.rows > 1 or source.chunks.remote else ["global", "none"]
-    )
-    for shuffle in kinds:
+    by_chunk: list[Shuffle] = ["chunk"] if source.chunks.rows > 1 or source.chunks.remote else []
+    for shuffle in (*by_chunk, "global", "none"):
         base = dataclasses.replace(given, shuffle=shuffle)
         for workers in numbers if shuffle != "none" else numbers[:1]:
             yield dataclasses.replace(base, workers=workers)

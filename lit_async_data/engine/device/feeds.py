@@ -146,14 +146,10 @@ BLOCK, MOST_BLOCKS = 2 * SMALL_BYTES, 16
 NOTHING: Bytes = np.empty(0, np.uint8)
 
 
-def _nothing() -> None:
-    pass
-
-
 class SlotFeed(Feed):
     """Batches of a pipeline; ``depth`` slots can wait. `close` closes the pipeline, and calls ``give_back`` once."""
 
-    def __init__(self, pipeline: Pipeline, depth: int = 0, give_back: Callable[[], None] = _nothing) -> None:
+    def __init__(self, pipeline: Pipeline, depth: int = 0, give_back: Callable[[], None] = lambda: None) -> None:
         self.pipeline = pipeline
         self._slots, self._coalesced = depth, 1  # the second: batches in the last slot
         self.check, self.following = pipeline.check, pipeline.schedule.following
@@ -218,7 +214,7 @@ class SlotFeed(Feed):
             self.pipeline.close()
         finally:
             self._give_back()  # if this is interrupted, it is called again
-            self._give_back = _nothing
+            self._give_back = lambda: None
 
     def _extent(self, batch: BatchResult) -> Extent:
         """The extent of a batch that is alone in its slot."""
@@ -280,19 +276,15 @@ class LentFeed(SlotFeed):
                 batches.append((key, layout.spec.packed(tensors)))
         if not lent:
             pool.move(filled.slot, "drop")
-            if layout.large:
-                self._warn_once(len(pool))
-        return batches
-
-    def _warn_once(self, slots: int) -> None:
-        self._copied += 1
-        if self._copied == 1:
+            self._copied += bool(layout.large)
+        if not lent and self._copied == 1:
             log.warning(
                 "all %d slots hold batches that are still in use, and there can be no more: batches are handed out as "
                 "copies from here on, which costs time; keep fewer batches, or raise memory_budget (with a reader "
                 "process, there are at most 512 slots)",
-                slots,
+                len(pool),
             )
+        return batches
 
 
 class CopyFeed(SlotFeed):
@@ -314,7 +306,8 @@ class CopyFeed(SlotFeed):
     def _forget_slot(self) -> None:
         # Of the last slot: its size, the function to call when a batch has been copied, the fields that travel by
         # themselves, the bytes of the others, and the array of the slot.
-        self._size, self._release = Extent(0), _nothing
+        self._size = Extent(0)
+        self._release: Callable[[], None] = lambda: None
         self._views: dict[str, Array] = {}
         self._block: Bytes | None = None
         self._memory: Bytes | None = None

@@ -168,7 +168,7 @@ class _Probe:
             for cut in range(1 + self._cuts):
                 samples, values = self._samples(1, cut)
                 made = next(self._calls.of_samples(KeyedSamples(0, samples), values))
-                found.append(self._kinds(hook.where, samples, made))
+                found.append(self._kinds(hook, samples, made))
             spec = self._named(hook.where, self._numbers[:1], found[0], self._follow(found))
         return Outcome(spec, spec if self._calls.batch is None else self._of_batches(spec))
 
@@ -183,12 +183,13 @@ class _Probe:
                 stored[length] = np.minimum(stored[length], width)
         return self._numbers[rows], delivered(self._spec, stored)
 
-    def _kinds(self, where: str, samples: Indices, made: Made) -> Kinds:
+    def _kinds(self, hook: Hook, samples: Indices, made: Made, rows: int = 0) -> Kinds:
+        """Of a sample, or without the first axis of a batch of so many ``rows``."""
         try:
-            arrays = {key: named_array(key, value) for key, value in made.items()}
+            arrays = {k: with_rows(k, value, rows) if rows else named_array(k, value) for k, value in made.items()}
         except UnfitError as error:
-            raise failure(where, self._calls.source, samples, str(error)) from None
-        return {key: (array.shape, array.dtype) for key, array in arrays.items()}
+            raise failure(hook.where, self._calls.source, samples, str(error)) from None
+        return {key: (array.shape[1 if rows else 0 :], array.dtype) for key, array in arrays.items()}
 
     def _follow(self, found: Sequence[Kinds]) -> set[str]:
         """The fields that are one element shorter if their samples are."""
@@ -208,11 +209,7 @@ class _Probe:
                 put_samples(self._calls, KeyedSamples(0, samples), values, target)
                 values = target
             made = self._calls.of_batch(KeyedSamples(0, samples), values)
-            try:
-                arrays = {key: with_rows(key, value, ROWS) for key, value in made.items()}
-            except UnfitError as error:
-                raise failure(hook.where, self._calls.source, samples, str(error)) from None
-            found.append({key: (array.shape[1:], array.dtype) for key, array in arrays.items()})
+            found.append(self._kinds(hook, samples, made, ROWS))
         return self._named(hook.where, self._numbers, found[0], self._follow(found))
 
     def _named(self, where: str, samples: Indices, found: Kinds, follow: AbstractSet[str]) -> BatchSpec:

@@ -175,17 +175,13 @@ def system_refusal() -> str:
 
 
 def cores(ranks: int | None = None) -> int:
-    """This rank's share of the cores that this process may use; at least 1."""
+    """This rank's share of the cores that this process may use, or all, if SLURM has given each task its own."""
     limit = core_limit()
     here = usable_cores() if limit is None else min(usable_cores(), int(limit))
-    return max(here // _sharing(ranks), 1)
-
-
-def _sharing(ranks: int | None) -> int:
-    """The ranks that share cores; 1 if SLURM has given each task its own."""
     tasks, own = (os.environ.get(f"SLURM_{name}", "") for name in ("NTASKS", "CPUS_PER_TASK"))
     by_slurm = "LOCAL_WORLD_SIZE" not in os.environ and tasks.isdigit() and int(tasks) > 1
-    return 1 if by_slurm and own.isdigit() and usable_cores() <= int(own) else ranks_here(ranks)
+    alone = by_slurm and own.isdigit() and usable_cores() <= int(own)
+    return max(here if alone else here // ranks_here(ranks), 1)
 
 
 def has_gil() -> bool:

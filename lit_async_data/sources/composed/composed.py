@@ -250,10 +250,8 @@ class ConcatSource(ComposedSource):
         numeric = [column.dtype.kind in "biufc" for column in columns]
         if len(set(numeric)) > 1:
             text, number = (self.sources[numeric.index(kind)].name for kind in (False, True))
-            raise FormatError(
-                f"column {name!r} holds numbers in {number}, but text in {text}; store it as one type in all sources",
-                dataset=name,
-            )
+            what = f"column {name!r} holds numbers in {number}, but text in {text}; store it as one type in all sources"
+            raise FormatError(what, dataset=name)
         return np.concatenate(columns)
 
     def places(self) -> contract.Places:
@@ -344,8 +342,7 @@ class SubsetSource(ComposedSource):
     def _composed(self, layouts: Sequence[contract.StorageLayout]) -> contract.StorageLayout:
         """Consecutive samples of the subset that share a chunk of the whole source form one."""
         (whole,) = layouts
-        order, share = None, len(self) / len(self.source)
-        samples = self.samples
+        samples, order, share = self.samples, None, len(self) / len(self.source)
         if whole.order is not None:
             places = np.empty_like(whole.order)
             places[whole.order] = np.arange(len(places))
@@ -378,9 +375,8 @@ class SubsetSource(ComposedSource):
         lost = self._sorted_ids[np.searchsorted(self._sorted_ids[:-1], numbers)] != numbers
         if lost.any():
             what = f"sample {numbers[lost][0]} is not one of the {self.name}; locate takes numbers in the whole source"
-            raise IndexError(
-                f"{what}, as errors and return_indices give them: side.locate(side.ids(np.arange(len(side))))"
-            )
+            ways = "as errors and return_indices give them: side.locate(side.ids(np.arange(len(side))))"
+            raise IndexError(f"{what}, {ways}")
         return self.source.locate(numbers)
 
     @functools.cached_property

@@ -63,14 +63,11 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
             name = obj.__name__ if isinstance(obj, types.ModuleType) else getattr(obj, "__module__", None)
             if isinstance(name, str) and name not in self._known:
                 self._known.add(name)
-                self._register(name)
+                listed = cloudpickle.list_registry_pickle_by_value()
+                if name in sys.modules and name != "__main__" and not importable(name) and name not in listed:
+                    cloudpickle.register_pickle_by_value(module := sys.modules[name])
+                    self._registered.callback(cloudpickle.unregister_pickle_by_value, module)
         return super().reducer_override(obj)
-
-    def _register(self, name: str) -> None:
-        listed = cloudpickle.list_registry_pickle_by_value()
-        if name in sys.modules and name != "__main__" and not importable(name) and name not in listed:
-            cloudpickle.register_pickle_by_value(module := sys.modules[name])
-            self._registered.callback(cloudpickle.unregister_pickle_by_value, module)
 
 
 def dumps(value: Any, buffer_callback: Callable[[Any], object]) -> bytes:

@@ -19,6 +19,7 @@ import numpy as np
 
 from lit_async_data import system
 from lit_async_data.errors import ConfigError, FormatError, StoreError
+from lit_async_data.sources import local_files
 from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.files.mirror import BLOCK, Mirror, Ring
 from lit_async_data.sources.files.mirrored import MirroredFile
@@ -88,8 +89,7 @@ class MirrorFolder(CacheFolder):
     def open(self, name: str, identity: FileIdentity) -> Mirror | None:
         """The mirror of an object; None if it has no room."""
         of = short_digest(name)
-        state = short_digest(repr(identity.state))
-        path = os.path.join(self.path, f"{of}.{state}")
+        path = os.path.join(self.path, f"{of}.{short_digest(repr(identity.state))}")
         try:
             if not os.path.exists(path + _ENDS[0]):
                 with self._lock:
@@ -108,7 +108,7 @@ class MirrorFolder(CacheFolder):
         try:
             for end in _ENDS:
                 opened.append(os.open(path + end, os.O_RDWR | os.O_CREAT | system.CLOSE_ON_EXEC, 0o600))
-            system.lock_shared(opened[0])
+            system.lock(opened[0], alone=False)
             os.utime(path + _ENDS[0])
         except BaseException:
             for each in opened:
@@ -137,7 +137,7 @@ class MirrorFolder(CacheFolder):
         with contextlib.suppress(OSError):
             file = os.open(path + _ENDS[0], os.O_RDWR | system.CLOSE_ON_EXEC)
             try:
-                system.lock_alone(file)
+                system.lock(file, alone=True)
                 for end in _ENDS:
                     os.unlink(path + end)
                 return os.fstat(file).st_size
@@ -252,7 +252,10 @@ class Files:
 
     def matching(self, pattern: str) -> list[str]:
         """The files that match, in natural order."""
-        return self._store(pattern).matching(pattern, functools.partial(self._got, pattern))
+        if self.is_local(pattern):
+            return local_files.files_matching(pattern)
+        with self.closed_after_an_error():
+            return self._store(pattern).matching(pattern, functools.partial(self._got, pattern))
 
     def opened(self, path: str) -> MirroredFile | None:
         """A file that is read by a mirror; None if it is read as it is."""

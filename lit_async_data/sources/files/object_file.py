@@ -129,15 +129,9 @@ def _nodes_below(node: bytes) -> dict[int, int]:
 
 def _objects_below(node: bytes) -> dict[int, int]:
     """How much to fetch of the objects that links in a node lead to, by their addresses."""
-    if len(node) < _HEAD:
-        return {}
-    if node[:4] == b"SNOD":
-        return _of_group_node(node)
-    return _of_links(node) if node[:4] in (b"FHDB", b"OHDR") else {}
-
-
-def _of_group_node(node: bytes) -> dict[int, int]:
     found = dict[int, int]()
+    if len(node) < _HEAD or node[:4] != b"SNOD":
+        return _of_links(node) if node[:4] in (b"FHDB", b"OHDR") else found
     for entry in range(8, min(8 + 40 * struct.unpack_from("<H", node, 6)[0], len(node) - 39), 40):
         at, kind, tree, heap = struct.unpack_from("<8xQI4xQQ", node, entry)
         found[at] = _OBJECT_HEADER

@@ -105,6 +105,7 @@ class Store:
 
     def __init__(self, url: str, options: Mapping[str, Any], given: Any = None, note: str = "") -> None:
         self.url, self._options, self._given, self._note = url, dict(options), given, note
+        self._unchanged = set[tuple[str, Version]]()  # versions that a `FilesystemStore` has seen itself
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"  # options may be secrets
@@ -217,10 +218,6 @@ class FilesystemStore(Store):
         self._unchanged.add((name, version))
         return version
 
-    @functools.cached_property
-    def _unchanged(self) -> set[tuple[str, Version]]:
-        return set()
-
     def get(self, name: str, begin: int, end: int, version: Version) -> memoryview:
         if (name, version) not in self._unchanged and self._version(name) != version:
             raise ChangedError(f"{name}: {_CHANGED}", file=name)
@@ -228,16 +225,12 @@ class FilesystemStore(Store):
 
     def _read(self, name: str, begin: int, end: int) -> memoryview:
         with self._errors(name, f", bytes {begin} to {end}"):
-            data = memoryview(self._cat_file(name, start=begin, end=end))
+            read = self._client.cat_file
+            # fsspec's own opens the object each time, and reads 5 MiB ahead.
+            own = getattr(read, "__func__", None) is fsspec.AbstractFileSystem.cat_file
+            data = memoryview(read(name, start=begin, end=end, **({"cache_type": "none"} if own else {})))
         _check(name, begin, end, data)
         return data
-
-    @functools.cached_property
-    def _cat_file(self) -> Any:
-        read = self._client.cat_file
-        # fsspec's own opens the object each time, and reads 5 MiB ahead.
-        own = getattr(read, "__func__", None) is fsspec.AbstractFileSystem.cat_file
-        return functools.partial(read, cache_type="none") if own else read
 
     def _listed(self, pattern: str) -> Iterator[list[str]]:
         found = self._client.glob(pattern)
@@ -335,10 +328,8 @@ class ObjectStore(Store):
         _check(name, begin, end, data, there=tuple(found.range) == (begin, end))
         changed = found.meta["last_modified"]
         if not tag and not changed.timestamp():
-            what = (
-                "its server sends neither ETag nor Last-Modified, so no change of it would be noticed; fetch the file"
-            )
-            raise StoreError(f"{name}: {what}", file=name)
+            what = "its server sends neither ETag nor Last-Modified, so no change of it would be noticed"
+            raise StoreError(f"{name}: {what}; fetch the file", file=name)
         return Version(size, tag or changed.isoformat(), strong), data
 
     def _listed(self, pattern: str) -> Iterator[list[str]]:

@@ -290,21 +290,16 @@ def _jpeg(data: bytes, head: Head, factor: int, out: Bytes | None) -> Any:
         try:
             library.decode_jpeg_header(data, strict=False)
         except ValueError:  # subsampled in a way that simplejpeg has no name for
-            return _jpeg_by_pillow(data, head, factor)
+            image = _opened(data, "Jpeg")
+            if factor > 1:
+                image.draft(None, (head.size[0] // factor, head.size[1] // factor))
+            return _decoded(data, head._replace(image=image), factor, out)
         raise
     if pixels.shape[:2] != (height, width):
         raise ValueError("its size is stated twice")
     if head.mode == "CMYK":  # stored inverted, as by Adobe; Pillow assumes this too
         np.subtract(255, pixels, out=pixels)
     return pixels if out is None else out
-
-
-def _jpeg_by_pillow(data: bytes, head: Head, factor: int) -> Any:
-    image = _opened(data, "Jpeg")
-    if factor > 1:
-        image.draft(None, (head.size[0] // factor, head.size[1] // factor))
-    image.load()
-    return image
 
 
 # -- PNG ---------------------------------------------------------------------------------------------------------------

@@ -93,8 +93,8 @@ class HDF5Fields:
         if wrong.size:
             first = int(wrong[0])
             message = f"{files[place[first]]} has rows 0 to {lengths[place[first]] - 1}, not {rows[first]}"
-            message, column = f"{message}; correct the row number", next(iter(self._columns.values()))
-            raise self.paths.rows.table.origin.error(message, row=int(samples[first]), column=column.row)
+            row, named = int(samples[first]), next(iter(self._columns.values())).row
+            raise self.paths.rows.table.origin.error(f"{message}; correct the row number", row=row, column=named)
         return source, starts(lengths)[place] + rows
 
     @property
@@ -137,15 +137,6 @@ def with_hdf5_columns(columns: Mapping[str, Column], table: Table, reader: Table
 def dataset_column(column: Column, table: Table) -> str | None:
     name = column.dataset or DATASET_COLUMN
     return name if name in table.names else None
-
-
-def grouped_by_location(columns: Mapping[str, Column], table: Table) -> list[dict[str, Column]]:
-    """Fields with the same columns of paths, rows and datasets together, so that each file is opened once."""
-    groups: dict[tuple[str, str, str | None], dict[str, Column]] = {}
-    for key, column in columns.items():
-        place = column.names[0], column.row, dataset_column(column, table)
-        groups.setdefault(place, {})[key] = column
-    return list(groups.values())
 
 
 def row_numbers(column: Column, table: Table) -> Indices:
@@ -289,8 +280,10 @@ class Fields:
             if key not in hdf5:
                 with within(f"fields.{key}."):
                     self.files[key] = FileField(Paths(self.rows, column, root), kinds[key], column, self.prefetcher)
-        self.hdf5 = list[HDF5Fields]()
-        for group in grouped_by_location(hdf5, table):
+        self.hdf5, groups = list[HDF5Fields](), dict[Any, dict[str, Column]]()
+        for key, column in hdf5.items():  # fields of the same rows together, so that each file is opened once
+            groups.setdefault((column.names[0], column.row, dataset_column(column, table)), {})[key] = column
+        for group in groups.values():
             with within(f"fields.{next(iter(group))}."):
                 self.hdf5.append(HDF5Fields(group, self.rows, root))
         images = {key: columns[key].image for key in self.files if kinds[key] == "image"}

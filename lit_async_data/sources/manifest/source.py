@@ -65,10 +65,8 @@ def class_folders(root: str, *, links: bool = False) -> FolderTable:
         chunks.append(library.array(list(_files(root, name, skipped, links=links)), library.large_string()))
         others += skipped
         if not len(chunks[-1]):
-            folder, what = (
-                os.path.join(root, name),
-                f", but {_counted(skipped)}; convert those" if skipped else "; add some",
-            )
+            folder = os.path.join(root, name)
+            what = f", but {_counted(skipped)}; convert those" if skipped else "; add some"
             message = f"{folder} has no images or .npy files{what}, or move the folder away if it is not a class"
             raise MissingError(f"from_folder: {message}", file=folder)
     if others:

@@ -343,10 +343,8 @@ class TextFormat(NamedTuple):
             codec = codecs.lookup(encoding)
             "a".encode(codec.name).decode(codec.name)
         except (LookupError, TypeError):
-            raise ConfigError(
-                f"{quoted(encoding)} is not a text encoding of Python; use one such as cp1252, latin-1, utf-16",
-                "encoding",
-            ) from None
+            what = f"{quoted(encoding)} is not a text encoding of Python; use one such as cp1252, latin-1, utf-16"
+            raise ConfigError(what, "encoding") from None
         return cls(delimiter, _UTF8 if codec.name == "utf-8-sig" else codec.name)
 
 

@@ -197,7 +197,11 @@ def _from_file(path: str, wanted: Sequence[str], filters: Sequence[Filter], text
         _check_no_text_format(text_format, f"{suffix} files")
     names, delimiter = _all_names(wanted, filters), _DELIMITERS.get(suffix.removesuffix(".gz"))
     with opening_errors(path):
-        _check_content(path, suffix)
+        with open(path, "rb") as file:
+            head = file.read(local_files.HEAD_BYTES)
+        own = b"PAR1" if suffix == ".parquet" else b"\x1f\x8b" if suffix.endswith(".gz") else None
+        if (what := local_files.mistaken(head)) and not (own and head.startswith(own)):
+            raise RowOrigin.of_file(path).error(f"is {what}")
         if suffix == ".parquet":
             table = _read_parquet(path, names)
         elif delimiter is None:
@@ -205,14 +209,6 @@ def _from_file(path: str, wanted: Sequence[str], filters: Sequence[Filter], text
         else:
             table = formats.read_delimited(path, text_format.delimiter or delimiter, names, text_format.encoding)
     return _filtered_table(table, wanted, filters, RowOrigin.of_file(path, table.num_rows))
-
-
-def _check_content(path: str, suffix: str) -> None:
-    with open(path, "rb") as file:
-        head = file.read(local_files.HEAD_BYTES)
-    own = b"PAR1" if suffix == ".parquet" else b"\x1f\x8b" if suffix.endswith(".gz") else None
-    if (what := local_files.mistaken(head)) and not (own and head.startswith(own)):
-        raise RowOrigin.of_file(path).error(f"is {what}")
 
 
 def _suffix_of(path: str) -> str:
