@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-fast test-long test-lowest test-gpu fuzz soak check format bench-hdf5 bench-cloud bench-encoded bench-manifest bench-overlap bench-beside bench-workers bench-gpu clean
+.PHONY: train test test-fast test-long test-lowest test-gpu fuzz soak check format bench-hdf5 bench-cloud bench-encoded bench-manifest bench-shapes bench-overlap bench-beside bench-workers bench-gpu clean
 
 train: $(VENV)/ready
 	$(BIN)/python train.py $(ARGS)
@@ -58,6 +58,10 @@ bench-encoded: $(VENV)/installed
 # Tables of images, arrays and 50 million rows, against other loaders: at most 10 minutes and 6 GB.
 bench-manifest: $(VENV)/installed
 	$(BIN)/python benchmarks/loading/manifest.py $(ARGS)
+
+# A mixture of three sources, against its parts: about 1 minute.
+bench-shapes: $(VENV)/installed
+	$(BIN)/python benchmarks/loading/shapes.py $(ARGS)
 
 # Loading, copying and training at the same time, through the Trainer: about 3 minutes.
 bench-overlap: $(VENV)/installed

@@ -165,7 +165,7 @@ def _hint(cause: str, loader: Loader, waited: Wait, work: Work, workers: int) ->
         NONE: cause not in STAGES,
         ("cache", 0): idle and layout.remote is not None and layout.remote.folder is None,
         ("processes" if few else "process", 0): python and not idle and options.worker_kind == "thread" and most > 1,
-        ("shuffle", 0): cause == "decode" and plan.amplification > 1.5 and loader.order.shuffle == "global",
+        ("shuffle", 0): cause == "decode" and plan.amplification > 1.5 and loader.order.decks.shuffle == "global",
         ("workers", more): waits and workers < more and plan.workers.by_auto in range(workers, more),
         ("auto", 0): options.workers != "auto" and workers < plan.workers.by_auto,
         ("pack", 0): (cause == "decode" or layout.reading in ("opened", "locked")) and _packs(loader.source),

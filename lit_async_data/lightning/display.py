@@ -18,6 +18,7 @@ from lit_async_data.engine.verdict import LEAST_S, LEAST_STEPS, Loader, Verdict,
 from lit_async_data.lightning.compat import Replacement, pl, rank_zero_only
 from lit_async_data.lightning.loops import driven_loaders
 from lit_async_data.options import Balanced
+from lit_async_data.sources.composed.mixture import MixtureSource
 from lit_async_data.sources.contract.source import Remote, described
 
 log = logging.getLogger(__name__)
@@ -171,8 +172,10 @@ def summary_lines(loader: AsyncLoader) -> list[str]:
     if options.drawn:
         by = f"balanced {options.weights.field}" if isinstance(options.weights, Balanced) else "weights"
         drawing = f"{loader.order.length:,} samples drawn by {by}, "
+    if isinstance(source, MixtureSource):
+        drawing = f"{source.described(loader.order.decks.counts)}, "
     schedule = loader._wiring.schedule
-    if schedule.shuffled or loader.order.shuffle != "none":  # something depends on the seed
+    if schedule.shuffled or loader.order.decks.shuffle != "none":  # something depends on the seed
         drawing += f"seed {schedule.seed}, "
     return [
         described(source, source.name, loader.spec),
@@ -192,13 +195,13 @@ def _network(remote: Remote | None) -> list[str]:
 
 def _shuffle(loader: AsyncLoader) -> str:
     order, source, amplification = loader.order, loader.source, loader.footprint.amplification
-    if order.buckets is not None:
-        bounds = order.buckets.bounds
-        return f"{order.shuffle}, batches by length, padded to one of {len(bounds)} lengths up to {bounds[-1]:,}"
-    if order.shuffle == "none":
-        return "none"
-    if order.chunk_order is not None:
-        chunks = order.chunk_order
+    decks = order.decks
+    if decks.buckets is not None:
+        bounds = decks.buckets.bounds
+        return f"{decks.shuffle}, batches by length, padded to one of {len(bounds)} lengths up to {bounds[-1]:,}"
+    if decks.shuffle == "none" or isinstance(source, MixtureSource):
+        return decks.shuffle
+    if (chunks := order.deck.chunk_order) is not None:
         own = chunks.width // math.gcd(chunks.width, order.world_size)  # the chunks of a group that a rank reads
         groups = math.ceil(order.batch_size * order.world_size / (chunks.width * chunks.rows))
         stored = chunks.chunks * source.chunks.chunks_per_run

@@ -22,6 +22,7 @@ from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.display import print_line
 from lit_async_data.lightning.loops import loaders_in, on_rank_zero
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.composed.composed import check_whole
 from lit_async_data.sources.hdf5.storage.codecs import read_chunk, write_chunk
 from lit_async_data.sources.local_files import expanded, not_local
 from lit_async_data.sources.table.formats import arrow
@@ -257,7 +258,8 @@ def _check_loader(loader: Any, number: int, trainer: pl.Trainer) -> None:
         raise ConfigError(f"{what} AsyncDataModule(predict=source, …); the source can be DatasetSource(dataset)")
     if loader.options.batch_by is not None:
         raise ConfigError(f"{where} takes samples by length; leave it out for prediction", "batch_by")
-    if loader.order.shuffle != "none" or loader.options.drop_last:
+    check_whole("predict", loader.source)
+    if loader.order.decks.shuffle != "none" or loader.options.drop_last:
         raise ConfigError(f"{where} shuffles or drops samples; set shuffle=False and drop_last=False for it")
     if loader.options.on_error == "substitute":
         raise ConfigError(f"{where} replaces bad samples by other ones; set on_error=skip for it", "on_error")

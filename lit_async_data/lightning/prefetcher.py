@@ -196,7 +196,7 @@ class DevicePrefetcher(pl.Callback):
         for loader in self._counted(trainer):
             resume.count_again(trainer, loader)
         overfit: Any = trainer  # no type checker sees its overfit_batches
-        shuffled = any(isinstance(each, AsyncLoader) and each.order.shuffle != "none" for each in self._active)
+        shuffled = any(isinstance(each, AsyncLoader) and each.order.decks.shuffle != "none" for each in self._active)
         if overfit.overfit_batches > 0 and shuffled:
             print_line(
                 "overfit_batches takes other batches in each epoch, since the options of an AsyncLoader ask for a "

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -26,6 +28,8 @@ class Shares:
 
     chunks: ChunkExtents | None  # the samples of each chunk; None if each sample is stored alone, for a single reader
     kept: bool = False  # whether readers keep chunks from epoch to epoch
+    # Sample numbers in storage order, which ``chunks`` count; None if samples are numbered in storage order.
+    order: Indices | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
     def rows(self) -> int:
@@ -33,22 +37,28 @@ class Shares:
 
     def readers(self, plan: EpochPlan, first: int, samples: Indices, readers: int) -> Indices:
         """The reader of each sample, from this rank's position ``first`` on."""
-        if plan.chunk_order is not None:
-            return self.readers_of(plan, plan.chunk_places(first, samples), readers)
-        assert self.chunks is not None
-        return self.chunks.chunks_of(samples) % readers
+        if self.kept or plan.deck.chunk_order is None:
+            return self._stored(samples) % readers
+        return plan.deck.chunk_places(plan.dealt(first, first + len(samples))) // plan.world_size % readers
 
-    def readers_of(self, plan: EpochPlan, places: Indices, readers: int) -> Indices:
-        """The readers of the chunks at places in the order of chunks.
+    def readers_of(self, plan: EpochPlan, places: Indices, readers: int, which: int = 0) -> Indices:
+        """The readers of the chunks at places in an order of chunks.
 
         If ``world_size`` divides the chunks of a group, a rank reads every ``world_size``-th chunk, and only those are
         shared among its readers.
         """
-        order = plan.chunk_order
-        assert order is not None
-        if self.kept:
-            return order.first_of(places) // order.rows % readers
+        if self.kept or plan.deck.chunk_order is None:  # a mixture
+            return self._stored(plan.deck.first_samples(places, which)) % readers
         return places // plan.world_size % readers
+
+    def _stored(self, samples: Indices) -> Indices:
+        """The chunk of each sample, in storage order."""
+        assert self.chunks is not None
+        return self.chunks.chunks_of(samples if self._places is None else self._places[samples])
+
+    @functools.cached_property
+    def _places(self) -> Indices | None:
+        return None if self.order is None else np.argsort(self.order)
 
     def own(self, plan: EpochPlan, first: int, samples: Indices, share: Share) -> Indices:
         """The indices of the samples of one reader, ascending."""
@@ -59,7 +69,7 @@ class Shares:
     def end_with(self, schedule: Schedule, batch: BatchIndex) -> bool:
         """Whether a batch shares no chunk with the next one. True in storage order only."""
         plan, following = schedule.plan(batch.epoch), schedule.following(batch)
-        if self.chunks is None or plan.shuffle != "none" or plan.buckets is not None or plan.order is not None:
+        if self.chunks is None or not plan.decks.as_stored or plan.decks.order is not None:
             return False
         ends = plan.batch(batch.step)[-1], schedule.plan(following.epoch).batch(following.step)[0]
         before, after = self.chunks.chunks_of(np.array(ends))
@@ -84,44 +94,43 @@ def due(
     """
     plan = schedule.plan(end.epoch)
     position = _position(plan, end)
-    if plan.chunk_order is None:
-        if plan.shuffle != "none" or plan.buckets is not None or shares.rows == 1:
+    if not plan.deck.chunk_orders:
+        if not plan.decks.as_stored or shares.rows == 1:
             return []
         following = np.minimum(position + shares.rows * np.arange(1, share.readers + 1), plan.length) - 1
         return [(None, following[shares.own(plan, 0, following, share)][:1])]
-    number = plan.chunk_order.group_of(position).number
-    found = [_due_of(schedule, (end.epoch, number), (begin, end), shares, share)]
-    if number:
-        found.insert(0, _due_of(schedule, (end.epoch, number - 1), (begin, end), shares, share))
-    elif begin.epoch < end.epoch:
-        before = schedule.plan(end.epoch - 1).chunk_order
-        assert before is not None
-        found.insert(0, _due_of(schedule, (end.epoch - 1, before.groups - 1), (begin, end), shares, share))
+    found = list[tuple[ChunkGroup | None, Indices]]()
+    for which, order in enumerate(plan.deck.chunk_orders):
+        group = order.group_of(plan.deck.reached(position, which)).number
+        reading = [(end.epoch, number) for number in (group - 1, group) if number >= 0]
+        if not group and begin.epoch < end.epoch:
+            before = schedule.plan(end.epoch - 1).deck.chunk_orders[which]
+            reading.insert(0, (end.epoch - 1, before.groups - 1))
+        found += (_due_of(schedule, (which, *each), (begin, end), shares, share) for each in reading)
     return [(group, chunks) for group, chunks in found if len(chunks)]
 
 
 def _due_of(
-    schedule: Schedule, group: ChunkGroup, batches: tuple[BatchIndex, BatchIndex], shares: Shares, share: Share
+    schedule: Schedule, group: tuple[int, int, int], batches: Sequence[BatchIndex], shares: Shares, share: Share
 ) -> tuple[ChunkGroup | None, Indices]:
     """The group after this one, and its chunks that fall due while these batches are read from this group."""
-    epoch, number = group
+    which, epoch, number = group
     plan = schedule.plan(epoch)
-    assert plan.chunk_order is not None
-    _, first, stop = plan.chunk_order.group(number)
-    following = (epoch, number + 1) if number + 1 < plan.chunk_order.groups else (epoch + 1, 0)
+    order = plan.deck.chunk_orders[which]
+    _, first, stop = order.group(number)
+    following = (epoch, number + 1) if number + 1 < order.groups else (epoch + 1, 0)
     coming = schedule.plan(following[0])
-    assert coming.chunk_order is not None
-    places = coming.places_begun(following[1])
+    places = coming.places_begun(following[1], which)
     if share.readers > 1:
-        places = places[shares.readers_of(coming, places, share.readers) == share.reader]
-    dealt = (min(max(_position(plan, key), first), stop) - first for key in batches)
+        places = places[shares.readers_of(coming, places, share.readers, which) == share.reader]
+    dealt = (min(max(plan.deck.reached(_position(plan, key), which), first), stop) - first for key in batches)
     low, high = (math.ceil(positions / (stop - first) * len(places)) for positions in dealt)
     places = places[low:high]
-    return following, coming.numbered(coming.chunk_order.first_of(places)) if len(places) else places
+    return following, coming.deck.first_samples(places, which) if len(places) else places
 
 
 def _position(plan: EpochPlan, key: BatchIndex) -> int:
     """The position of a batch in this epoch; for a batch of another epoch, the start or end of this one."""
     if key.epoch != plan.epoch:
         return 0 if key.epoch < plan.epoch else plan.length
-    return plan.front(key.step)
+    return plan.position(key.step)

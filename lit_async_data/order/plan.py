@@ -1,6 +1,7 @@
 """The order: which samples make which batch, as pure functions of integers. See docs/design/order.md.
 
-For W ranks and B samples per rank, position q of an epoch belongs to step ``q // (W·B)`` and to rank ``q % W``.
+For W ranks and B samples per rank, position q of an epoch belongs to step ``q // (W·B)`` and to rank ``q % W``; in a
+mixture, whose batches are dealt whole, to rank ``q // B % W``.
 """
 
 from __future__ import annotations
@@ -9,27 +10,18 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.order.buckets import Buckets
-from lit_async_data.order.chunk_order import ChunkOrder, ChunkRun
-from lit_async_data.order.permutation import Indices, Permutation, derived_key
-from lit_async_data.order.weights import WeightedChunkOrder, Weights, uniform
+from lit_async_data.order.decks import Deck, Decks
+from lit_async_data.order.permutation import Indices
 
 # Positions computed at a time: a permutation costs 100 to 400 µs per call, even for one position.
 BLOCK = 16384
 # Cached blocks. The loader asks for a batch twice: to fetch its files ahead, and later to read it.
 CACHED_BLOCKS = 4
-
-# Separates the keys of substitutes from the keys of the order.
-SUBSTITUTES = 6
-# Attempts to draw a substitute from the same group of chunks. One damaged chunk can make a whole group bad.
-WITHIN_GROUP = 32
-
-Order = Literal["none", "chunk", "global"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -50,31 +42,19 @@ class KeyedSamples:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EpochPlan:
-    """The batches of one epoch for one rank. Safe to use from any thread."""
+    """Deals the deck of one epoch: the batches of one rank. Safe to use from any thread."""
 
-    length: int  # samples of the epoch: all in the source, or, with ``weights``, the number to draw
+    decks: Decks
     batch_size: int  # samples per batch and rank
-    shuffle: Order
-    seed: int  # key of the order
     epoch: int  # number of the epoch; irrelevant without a shuffle
     rank: int = 0  # rank of this process, from 0 to ``world_size - 1``
     world_size: int = 1  # processes that share each step
     drop_last: bool = False  # drop the samples that do not fill a step
     start: int = 0  # position at which the epoch begins (after a resume)
-    runs: tuple[ChunkRun, ...] = ()  # the samples of each file in chunks, for ``"chunk"``
-    # Sample numbers in storage order, int64; None if samples are numbered in storage order.
-    order: Indices | None = dataclasses.field(default=None, compare=False, repr=False)
-    shuffle_chunks: int = 64  # chunks of a group, for ``"chunk"``
-    # Weights for drawing with replacement; None to take each sample once.
-    weights: Weights | None = dataclasses.field(default=None, compare=False)
-    # The samples that may share a batch, for a `LengthPlan`; None if all may.
-    buckets: Buckets | None = dataclasses.field(default=None, compare=False)
-    alike: bool = False  # whether all epochs have the order of epoch 0
     repeats: bool = False  # whether a sample may come several times: its position then keys its random draws
     # The last blocks computed, each with its first index among this rank's positions. Two threads may compute the same
     # block at once; both get the same values, and the assignment is atomic.
-    _cache: list[tuple[int, Indices]] = dataclasses.field(default_factory=list, repr=False, compare=False)
-    _begun: list[tuple[int, Indices]] = dataclasses.field(default_factory=list, repr=False, compare=False)
+    _cache: list[tuple[int, Indices]] = dataclasses.field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._check_ranks()
@@ -100,10 +80,19 @@ class EpochPlan:
                 f"start at most {max(self.remaining, 1)} ranks"
             )
 
+    @functools.cached_property
+    def deck(self) -> Deck:
+        return self.decks.deck(self.epoch)
+
     @property
+    def length(self) -> int:
+        return self.decks.length
+
+    @functools.cached_property
     def remaining(self) -> int:
-        """Samples over all ranks, from ``start`` on."""
-        return self.length - self.start
+        """Samples over all ranks, from ``start`` on. The last step of a mixture is completed."""
+        samples, step = self.length - self.start, self.batch_size * self.world_size
+        return samples if self.decks.mixture is None or self.drop_last else -(-samples // step) * step
 
     @property
     def capacity(self) -> int:
@@ -142,12 +131,10 @@ class EpochPlan:
 
     @functools.cached_property
     def whole_steps(self) -> int:
-        """Steps with ``batch_size`` samples on every rank, for callers that save a call of `count`."""
+        """Steps with ``batch_size`` samples on every rank, for callers that save a call."""
         return self.remaining // (self.batch_size * self.world_size) - 1
 
     def count(self, step: int) -> int:
-        if 0 <= step < self.whole_steps:
-            return self.batch_size
         first, end = self.bounds(step)
         return end - first
 
@@ -170,88 +157,41 @@ class EpochPlan:
 
     def positions(self, step: int) -> Indices:
         """The positions of this rank's samples of a step in the whole order, over all ranks."""
-        first, end = self.bounds(step)
-        return self.start + np.arange(first, end) * self.world_size + self.rank
+        return self.dealt(*self.bounds(step))
 
-    def front(self, step: int) -> int:
-        """The position up to which the order by chunks has been read before a step."""
-        return int(self.positions(step)[0])
-
-    def chunk_places(self, first: int, samples: Indices) -> Indices:
-        """The place of each sample's chunk in the order of chunks, from this rank's position ``first`` on."""
-        assert self.chunk_order is not None
-        local = np.arange(first, first + len(samples))
-        return self.chunk_order.located(local * self.world_size + self.rank + self.start)[0]
-
-    def substitute(self, position: int, attempt: int, *, alone: bool = False) -> int:  # noqa: ARG002
-        """The sample that replaces an unreadable one at a position of the whole order.
-
-        Each attempt draws another sample: from the same group of chunks, or from the whole epoch if the order has no
-        groups or all attempts within the group failed. The draw does not depend on the rank or on a resume. If the
-        batch has no other sample (``alone``), a `LengthPlan` draws one of any length.
-        """
-        first, end = 0, self.length
-        if self.chunk_order is not None and attempt < WITHIN_GROUP:
-            _, first, end = self.chunk_order.group_of(position)
-        drawn = derived_key(self._key, SUBSTITUTES, position, attempt) % (end - first)
-        return int(self.samples(np.array([first + drawn - self.start]))[0])
+    def dealt(self, first: int, end: int) -> Indices:
+        """The positions in the whole order of this rank's positions from ``first`` up to ``end``."""
+        own = np.arange(first, end)
+        if self.decks.mixture is None:
+            return own * self.world_size + self.rank + self.start
+        batches, rows = np.divmod(own, self.batch_size)
+        return (batches * self.world_size + self.rank) * self.batch_size + rows + self.start
 
     def stretch(self, step: int, count: int) -> tuple[KeyedSamples, list[int]]:
         """The samples of ``count`` batches, and their edges: batch i is ``samples[edges[i]:edges[i + 1]]``."""
         bounds = [self.bounds(number) for number in range(step, step + count)]
         first, end = bounds[0][0], bounds[-1][1]
-        return self._keyed(self._block(first, end), step, count), [begin - first for begin, _ in bounds] + [end - first]
-
-    def _keyed(self, samples: Indices, step: int, count: int) -> KeyedSamples:
-        positions = map(self.positions, range(step, step + count))
-        return KeyedSamples(self.epoch, samples, np.concatenate([*positions]) if self.repeats else None)
+        numbers = self.dealt(first, end) if self.repeats else None
+        keyed = KeyedSamples(self.epoch, self._block(first, end), numbers)
+        return keyed, [begin - first for begin, _ in bounds] + [end - first]
 
     def _block(self, first: int, end: int) -> Indices:
         for begin, block in self._cache:
             if begin <= first and end <= begin + len(block):
                 return block[first - begin : end - begin]
         stop = min(max(end, first + BLOCK), self._rank_positions)
-        block = self.samples(np.arange(first, stop) * self.world_size + self.rank)
+        block = self.deck.samples(self.dealt(first, stop))
         self._cache[:] = [(first, block), *self._cache[: CACHED_BLOCKS - 1]]
         return block[: end - first]
 
-    def samples(self, positions: Indices) -> Indices:
-        """The samples at positions of the whole order, over all ranks, counted from ``start``."""
-        if self.shuffle == "none":
-            return positions + self.start
-        if self.chunk_order is not None:
-            return self.numbered(self.chunk_order.samples(positions + self.start))
-        if self.weights is not None:
-            return self.weights.drawn(uniform(derived_key(self._key, 0), positions + self.start))
-        return Permutation(self.length, self._key)(positions + self.start)
-
-    @property
-    def _key(self) -> int:
-        return derived_key(self.seed, 0 if self.alike or self.shuffle == "none" else self.epoch)
-
-    def numbered(self, stored: Indices) -> Indices:
-        return stored if self.order is None else self.order[stored]
-
-    def places_begun(self, group: int) -> Indices:
+    def places_begun(self, group: int, which: int = 0) -> Indices:
         """The places of the chunks of a group that this rank begins, in the order of their first samples."""
-        for number, places in self._begun:
-            if number == group:
-                return places
-        order = self.chunk_order
-        assert order is not None
-        own = (self.rank + self.start - order.group(group).first) % self.world_size
-        places = order.places_of(group, own, self.world_size)
-        self._begun[:] = [(group, places)]
-        return places
-
-    @functools.cached_property
-    def chunk_order(self) -> ChunkOrder | WeightedChunkOrder | None:
-        """The order of samples in storage order; None if the epoch does not go by chunks."""
-        if self.shuffle != "chunk" or not self.runs:  # without chunks, "chunk" is the global shuffle
-            return None
-        if self.weights is not None:
-            return WeightedChunkOrder(self.runs, self.shuffle_chunks, self.weights, self.length, self._key)
-        return ChunkOrder(self.runs, self.shuffle_chunks, self._key)
+        order, decks = self.deck.chunk_orders[which], self.decks
+        if decks.buckets is not None or decks.mixture is not None:  # each rank has samples of each chunk
+            return order.places_of(group)
+        return order.places_of(
+            group, (self.rank + self.start - order.group(group).first) % self.world_size, self.world_size
+        )
 
 
 class BatchIndex(NamedTuple):
@@ -290,7 +230,8 @@ class Schedule:
         self.shuffled = shuffled
         self.limits = Limits()
         first = self.plan(0)
-        self.steps, self.capacity, self.buckets, self.seed = len(first), first.capacity, first.buckets, first.seed
+        self.steps, self.capacity = len(first), first.capacity
+        self.buckets, self.seed = first.decks.buckets, first.decks.seed
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_plans": {}}  # built again when needed
@@ -304,7 +245,8 @@ class Schedule:
 
     def keyed(self, seed: int) -> Schedule:
         """The order of the same samples with another seed, without limits."""
-        return Schedule(functools.partial(self._build, seed=seed), shuffled=self.shuffled)
+        decks = dataclasses.replace(self.plan(0).decks, seed=seed)
+        return Schedule(functools.partial(self._build, decks=decks), shuffled=self.shuffled)
 
     def plan(self, epoch: int) -> EpochPlan:
         """The plan of an epoch from its start on. The plans of neighbouring epochs are cached."""

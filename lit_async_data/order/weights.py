@@ -212,6 +212,7 @@ class WeightedChunkOrder:
         self._assign_positions(float(uniform(derived_key(key, 1), np.zeros(1, np.int64))[0]))
         self.groups = self._ends.size
         self._chunk_key, self._row_key = derived_key(key, 2), derived_key(key, 3)
+        self._latest = (-1, 0, 0), np.empty(0, np.int64)  # the last result of `places_of`
 
     def samples(self, positions: npt.ArrayLike) -> Indices:
         places, rows = self.located(positions)
@@ -227,12 +228,14 @@ class WeightedChunkOrder:
 
     def places_of(self, group: int, begin: int = 0, step: int = 1) -> Indices:
         """As `ChunkOrder.places_of`, in the order of first draws; all chunks if a group has more than 2¹⁸ positions."""
-        _, first, end = self.group(group)
+        wanted, (_, first, end) = (group, begin, step), self.group(group)
         if -(-(end - first) // step) > _MOST_DRAWN:
             return np.arange(*self._places[group])
-        places, earliest = np.unique(self.located(np.arange(first + begin, end, step))[0], return_index=True)
-        found: Indices = places[np.argsort(earliest)]
-        return found
+        latest = self._latest  # read once, and replaced as a whole: other threads may replace it
+        if latest[0] != wanted:
+            places, earliest = np.unique(self.located(np.arange(first + begin, end, step))[0], return_index=True)
+            self._latest = latest = wanted, places[np.argsort(earliest)]
+        return latest[1]
 
     def first_of(self, places: Indices) -> Indices:
         return self._firsts[places]

@@ -160,7 +160,7 @@ def measured(loader: lit_async_data.AsyncLoader, seconds: float) -> Rate:
 
     The first batch of each reader does not count, since the reader imports its decoders with it.
     """
-    order = loader.order.chunk_order
+    order = loader.order.deck.chunk_order
     least = min(order.length, GROUPS * order.width * order.rows) if order is not None else 0
     first, taken, since, now, before = max(loader.footprint.workers.threads, 1), 0, 0.0, 0.0, Work()
     with loader:

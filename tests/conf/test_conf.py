@@ -31,6 +31,7 @@ GIVEN = {
     "folder": ["data.source.root=animals", "data.source.image_size=8"],
     "hdf5": ["data.train.path=x.h5"],
     "hdf5_split": ["data.source.path=x.h5"],
+    "mixture": ["data.train.sources.first.source.path=x.h5", "data.train.sources.second.source.path=x.h5"],
     "manifest": ["data.source.table=x.csv", "data.source.image_size=8", "data.source.fields.y=kind"],
     "manifest_stages": ["data.train.table=x.csv", "data.train.image_size=8", "data.train.fields.y=kind"],
 }
@@ -165,5 +166,5 @@ def test_nothing_chosen_is_a_shuffle_of_training_by_the_seed_of_lightning(foreig
     assert (typed.loader.shuffle, typed.loader.seed) == (None, None)
     dm = hydra.utils.instantiate(typed)
     (val,), train = dm.val_dataloader(), dm.train_dataloader()
-    assert (train.order.shuffle, train.order.seed, val.order.shuffle) == ("global", 6, "none")
+    assert (train.order.decks.shuffle, train.order.decks.seed, val.order.decks.shuffle) == ("global", 6, "none")
     dm.close()

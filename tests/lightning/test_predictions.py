@@ -21,13 +21,13 @@ from support.lightning.predictions import (
     rows_in,
 )
 from support.lightning.trainer import NO_STAGES, pl, trainer
+from support.plans import plan_of
 from torch.utils.data import DataLoader
 
 import lit_async_data as lad
 from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.lightning import predictions as parts
 from lit_async_data.lightning.predictions import fields_of, predicted
-from lit_async_data.order.plan import EpochPlan
 
 pytestmark = [
     NO_STAGES,
@@ -236,6 +236,13 @@ def test_the_predictions_of_a_subset_have_the_numbers_of_the_whole_source_in_the
     assert rows["prediction"] == [0, 1, 2, 3, 4]  # positions in the subset
 
 
+def test_a_mixture_which_repeats_samples_is_refused(tmp_path):
+    mixture = lad.MixtureSource({"a": (numbered(8), 1), "b": (numbered(4), 1)})
+    with pytest.raises(ConfigError, match=r"predict: .* would lose its shares; use its sources one"):
+        predict(tmp_path / "out", mixture)
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_file_whose_name_is_no_text_is_named_with_its_bytes(tmp_path):
     name = os.fsdecode(os.path.join(os.fsencode(tmp_path), b"\xe4 \xc3\xb6.h5"))
     with h5py.File(tmp_path / "x.h5", "w") as file:
@@ -332,7 +339,7 @@ def test_parts_of_any_ranks_and_batches_merge_into_the_order_of_the_dataset(tmp_
 
 def samples_of(size, rank, count, samples, steps):
     options = {"length": samples, "batch_size": size, "shuffle": "none", "seed": 0, "epoch": 0}
-    plan = EpochPlan(**options, rank=rank, world_size=count)
+    plan = plan_of(**options, rank=rank, world_size=count)
     return plan.stretch(0, min(steps, len(plan)))[0].samples
 
 

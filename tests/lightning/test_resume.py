@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from support.lightning.trainer import NAME, SAMPLES, CountingSource, Recorder, Stateful, datamodule, pl, plan, trainer
+from support.plans import plan_of
 from torch.utils.data import DataLoader
 
 import lit_async_data as lad
 from lit_async_data.errors import ResumeError
-from lit_async_data.order.plan import EpochPlan
 
 # Lightning remarks on callbacks that a resumed run lacks, and on stages without data.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -273,7 +273,7 @@ def test_evaluation_after_a_fit_takes_a_checkpoint_of_another_order(saved):
 
 
 def order(epoch):
-    return EpochPlan(length=SAMPLES, batch_size=1, shuffle="global", seed=0, epoch=epoch).samples(np.arange(SAMPLES))
+    return plan_of(length=SAMPLES, batch_size=1, shuffle="global", seed=0, epoch=epoch).deck.samples(np.arange(SAMPLES))
 
 
 AT_END = "on_train_batch_end"

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from support.plans import plan_of as epoch_plan
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.buckets import Buckets
-from lit_async_data.order.by_length import LengthPlan
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.plan import Schedule
 
@@ -19,7 +19,7 @@ def plan_of(lengths, rank=0, ranks=1, start=0, epoch=0, **options):
     options = {"shuffle": "global", "seed": 3, "batch_size": 5, **options}
     buckets = Buckets.of(lengths, options["batch_size"], options.pop("elements", 80), 4)
     options |= {"runs": (ChunkRun(len(lengths), 7),), "shuffle_chunks": 2, "buckets": buckets}
-    return LengthPlan(length=len(lengths), rank=rank, world_size=ranks, start=start, epoch=epoch, **options)
+    return epoch_plan(length=len(lengths), rank=rank, world_size=ranks, start=start, epoch=epoch, **options)
 
 
 def flat(batches):
@@ -62,7 +62,7 @@ def test_the_members_of_a_plan_agree(lengths, ranks):
         for step in range(len(plan)):
             samples = plan.batch(step)
             assert plan.count(step) == len(samples) <= plan.capacity
-            assert (plan.samples(plan.positions(step)) == samples).all()
+            assert (plan.deck.samples(plan.positions(step)) == samples).all()
             assert plan.steps_to(plan.position(step)) == step
         assert plan.steps_to(plan.length) == len(plan)
         keyed, edges = plan.stretch(0, len(plan))
@@ -83,12 +83,12 @@ def test_by_chunks_a_batch_is_due_when_its_bucket_is_full(lengths):
     plans = [plan_of(lengths, shuffle="chunk", epoch=epoch) for epoch in range(3)]
     assert len({len(plan) for plan in plans}) == 1
     for plan in plans:
-        found, waiting, left = [], [[] for _ in plan.buckets.sizes], plan.buckets.counts.tolist()
-        for sample in plan.chunk_order.samples(np.arange(len(lengths))).tolist():
-            bucket = plan.buckets.numbers[sample]
+        found, waiting, left = [], [[] for _ in plan.decks.buckets.sizes], plan.decks.buckets.counts.tolist()
+        for sample in plan.deck.chunk_order.samples(np.arange(len(lengths))).tolist():
+            bucket = plan.decks.buckets.numbers[sample]
             waiting[bucket].append(sample)
             left[bucket] -= 1
-            if len(waiting[bucket]) == plan.buckets.sizes[bucket] or not left[bucket]:
+            if len(waiting[bucket]) == plan.decks.buckets.sizes[bucket] or not left[bucket]:
                 found.append(waiting[bucket])
                 waiting[bucket] = []
         assert found == [plan.batch(step).tolist() for step in range(len(plan))]
@@ -109,12 +109,12 @@ def test_drop_last_drops_the_batches_that_fill_no_step():
 def test_substitutes_are_of_the_same_bucket_or_shorter_on_all_ranks():
     lengths = np.arange(100) % 37
     plan = plan_of(lengths)
-    drawn = [plan.substitute(40, attempt) for attempt in range(20)]
-    own = plan.buckets.numbers[plan.samples(np.array([40]))[0]]
-    numbers = plan.buckets.numbers[drawn]
+    drawn = [plan.deck.substitute(40, attempt) for attempt in range(20)]
+    own = plan.decks.buckets.numbers[plan.deck.samples(np.array([40]))[0]]
+    numbers = plan.decks.buckets.numbers[drawn]
     assert (set(numbers[::2]), set(numbers[1::2] <= own), len(set(numbers)) > 1) == ({own}, {True}, True)
     assert len(set(drawn)) > 3
-    assert drawn == [plan_of(lengths, 2, 3, start=9).substitute(40, attempt) for attempt in range(20)]
+    assert drawn == [plan_of(lengths, 2, 3, start=9).deck.substitute(40, attempt) for attempt in range(20)]
 
 
 def test_batches_that_cannot_be_shared_are_an_error():

@@ -9,21 +9,23 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.plans import plan_of
 
 from lit_async_data.order.buckets import Buckets
-from lit_async_data.order.by_length import LengthPlan
 from lit_async_data.order.chunk_order import ChunkExtents, ChunkRun
+from lit_async_data.order.decks import Decks
 from lit_async_data.order.due import Shares, due
-from lit_async_data.order.plan import ALL, BatchIndex, EpochPlan, Limits, Schedule, Share
+from lit_async_data.order.mixture import Mixture
+from lit_async_data.order.plan import ALL, BatchIndex, Limits, Schedule, Share
 from lit_async_data.order.weights import Weights
 
 ROWS, WIDTH = 10, 8
 SHARES = Shares(ChunkExtents([ChunkRun(600, ROWS)]))
 
 
-def schedule_of(batch_size=16, *, kind=EpochPlan, shuffle="chunk", length=600, start=0, **options):
+def schedule_of(batch_size=16, *, shuffle="chunk", length=600, start=0, **options):
     plan = functools.partial(
-        kind,
+        plan_of,
         length=length,
         batch_size=batch_size,
         shuffle=shuffle,
@@ -44,12 +46,12 @@ def keys_of(schedule, epochs):
 
 def chunks_of_group(schedule, epoch, number):
     plan = schedule.plan(epoch)
-    group = plan.chunk_order.group(number)
-    return set(plan.chunk_order.samples(np.arange(group.first, group.end)) // ROWS)
+    group = plan.deck.chunk_order.group(number)
+    return set(plan.deck.chunk_order.samples(np.arange(group.first, group.end)) // ROWS)
 
 
 DRAWN = {"weights": Weights(np.arange(600) + 1.0, 600)}
-BY_LENGTH = {"kind": LengthPlan, "buckets": Buckets.of(np.arange(600) % 29, 16, None, 4)}
+BY_LENGTH = {"buckets": Buckets.of(np.arange(600) % 29, 16, None, 4)}
 ON_RANK_1 = BY_LENGTH | {"rank": 1, "world_size": 3, "drop_last": True}
 
 
@@ -59,12 +61,12 @@ def test_each_chunk_falls_due_once_while_the_group_before_is_dealt(options, shar
     schedule, found = schedule_of(**options), {}
     for begin, end in itertools.pairwise(keys_of(schedule, 2)):
         plan = schedule.plan(end.epoch)
-        reading = end.epoch, plan.chunk_order.group_of(plan.front(end.step)).number
+        reading = end.epoch, plan.deck.chunk_order.group_of(plan.deck.reached(plan.position(end.step))).number
         for share in shares:
             for group, samples in due(schedule, begin, end, SHARES, share):
                 assert group >= reading
                 found.setdefault(group, []).extend((samples // ROWS).tolist())
-    assert len(found) == 2 * plan.chunk_order.groups
+    assert len(found) == 2 * plan.deck.chunk_order.groups
     for group, chunks in found.items():
         assert sorted(chunks) == sorted(chunks_of_group(schedule, *group))
 
@@ -92,9 +94,9 @@ def test_each_rank_decodes_the_chunks_that_it_begins_with(start):
     for rank in range(3):
         schedule = schedule_of(4, start=start, rank=rank, world_size=3)
         plan = schedule.plan(0)
-        first_round = plan.chunk_order.group(2).first + np.arange(WIDTH)
-        own = plan.chunk_order.samples(first_round[(first_round - start) % 3 == rank])
-        begun = plan.chunk_order.first_of(plan.places_begun(2))
+        first_round = plan.deck.chunk_order.group(2).first + np.arange(WIDTH)
+        own = plan.deck.chunk_order.samples(first_round[(first_round - start) % 3 == rank])
+        begun = plan.deck.chunk_order.first_of(plan.places_begun(2))
         assert (begun // ROWS).tolist() == (own // ROWS).tolist()
 
 
@@ -118,7 +120,7 @@ def plans(draw, shuffles=("none", "chunk", "global")):
     runs = draw(few_runs)
     length = sum(run.samples for run in runs)
     world_size = draw(st.integers(1, 3))
-    return EpochPlan(
+    return plan_of(
         length=length,
         batch_size=draw(st.integers(1, 40)),
         shuffle=draw(st.sampled_from(shuffles)),
@@ -140,7 +142,7 @@ def batches(plan):
 
 @given(plan=plans(), readers=st.integers(2, 5))
 def test_each_sample_has_one_reader_of_those_there_are(plan, readers):
-    shares = Shares(ChunkExtents(plan.runs))
+    shares = Shares(ChunkExtents(plan.decks.runs))
     for _, first, samples in batches(plan):
         found = shares.readers(plan, first, samples, readers)
         assert found.shape == samples.shape
@@ -154,9 +156,9 @@ def test_each_sample_has_one_reader_of_those_there_are(plan, readers):
 def test_all_samples_of_a_chunk_have_the_same_reader_all_epoch_and_in_the_next_where_chunks_are_kept(
     plan, readers, kept
 ):
-    extents = ChunkExtents(plan.runs)
+    extents = ChunkExtents(plan.decks.runs)
     readers_of = collections.defaultdict(set)
-    for each in [plan, dataclasses.replace(plan, epoch=1, _cache=[], _begun=[])][: 1 + kept]:
+    for each in [plan, dataclasses.replace(plan, epoch=1)][: 1 + kept]:
         for _, first, samples in batches(each):
             found = Shares(extents, kept).readers(each, first, samples, readers)
             for chunk, reader in zip(extents.chunks_of(samples).tolist(), found.tolist(), strict=True):
@@ -167,12 +169,13 @@ def test_all_samples_of_a_chunk_have_the_same_reader_all_epoch_and_in_the_next_w
 @given(plan=plans(shuffles=("chunk",)), readers=st.integers(2, 5), kept=st.booleans())
 def test_what_is_decoded_ahead_by_a_reader_is_what_it_will_read(plan, readers, kept):
     """`due` finds the reader of a chunk by its place in the order of chunks."""
-    order, extents = plan.chunk_order, ChunkExtents(plan.runs)
+    order, extents = plan.deck.chunk_order, ChunkExtents(plan.decks.runs)
     shares, reader_of_chunk = Shares(extents, kept), {}
     for number in range(order.groups):
         places = order.places_of(number)
         chunks = extents.chunks_of(order.first_of(places))
-        reader_of_chunk.update(zip(chunks.tolist(), shares.readers_of(plan, places, readers).tolist(), strict=True))
+        found = shares.readers_of(plan, places, readers)
+        reader_of_chunk.update(zip(chunks.tolist(), found.tolist(), strict=True))
     for _, first, samples in batches(plan):
         found = shares.readers(plan, first, samples, readers)
         expected = [reader_of_chunk[chunk] for chunk in extents.chunks_of(samples).tolist()]
@@ -182,7 +185,7 @@ def test_what_is_decoded_ahead_by_a_reader_is_what_it_will_read(plan, readers, k
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_the_chunks_of_a_group_fall_evenly_to_the_readers_of_each_rank(world_size):
     for rank in range(world_size):
-        plan = EpochPlan(
+        plan = plan_of(
             length=6400,
             batch_size=16,
             shuffle="chunk",
@@ -193,6 +196,38 @@ def test_the_chunks_of_a_group_fall_evenly_to_the_readers_of_each_rank(world_siz
             runs=(ChunkRun(6400, 100),),
             shuffle_chunks=16,
         )
-        shares = Shares(ChunkExtents(plan.runs))
+        shares = Shares(ChunkExtents(plan.decks.runs))
         for _, first, samples in batches(plan):
             assert np.bincount(shares.readers(plan, first, samples, 4)).tolist() == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("shuffle", ["none", "chunk", "global"])
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_chunk_whose_samples_have_scattered_numbers_has_one_reader(shuffle, kept, mixed):
+    order, runs = np.random.default_rng(0).permutation(60), (ChunkRun(60, ROWS),)
+    given = {"shuffle": shuffle, "shuffle_chunks": 2, "runs": runs, "order": order, "length": 60}
+    plan = plan_of(batch_size=12, epoch=0, **given)
+    if mixed:
+        mixture = {"mixture": Mixture([1.0], 12), "sources": (Decks(**given),)}
+        plan = plan_of(length=60, shuffle=shuffle, batch_size=12, epoch=0, **mixture)
+    shares, chunk_of, readers_of = Shares(ChunkExtents(runs), kept, order), np.argsort(order) // ROWS, {}
+    for _, first, samples in batches(plan):
+        for sample, reader in zip(samples, shares.readers(plan, first, samples, 3), strict=True):
+            readers_of.setdefault(chunk_of[sample], set()).add(int(reader))
+    assert [len(found) for found in readers_of.values()] == [1] * 6
+    for which, chunks in enumerate(plan.deck.chunk_orders):
+        for group in range(chunks.groups):
+            places = chunks.places_of(group)
+            found = shares.readers_of(plan, places, 3, which).tolist()
+            assert found == [*map(min, map(readers_of.get, chunk_of[plan.deck.first_samples(places, which)]))]
+
+
+def test_a_mixture_is_not_in_storage_order_even_without_a_shuffle():
+    sources = tuple(Decks(length=size, shuffle="none") for size in (40, 20))
+    given = {"length": 120, "shuffle": "none", "mixture": Mixture([0.5, 0.5], 16), "sources": sources}
+    schedule = Schedule(functools.partial(plan_of, batch_size=16, **given), shuffled=True)
+    shares = Shares(ChunkExtents([ChunkRun(60, ROWS)]))
+    for begin, end in itertools.pairwise(keys_of(schedule, 1)):
+        assert not shares.end_with(schedule, begin)
+        assert due(schedule, begin, end, shares) == []  # positions are no sample numbers

@@ -4,16 +4,17 @@ import dataclasses
 import json
 
 import pytest
+from support.plans import plan_of
 
 from lit_async_data.errors import ResumeError
 from lit_async_data.order.epoch_cursor import EpochCursor, OrderState, Place, Segment
-from lit_async_data.order.plan import EpochPlan, Schedule
+from lit_async_data.order.plan import Schedule
 
 
 def new_cursor(*, shuffled=True):
     shuffle = "global" if shuffled else "none"
     return EpochCursor(
-        Schedule(lambda **at: EpochPlan(length=10, batch_size=4, shuffle=shuffle, seed=0, **at), shuffled=shuffled)
+        Schedule(lambda **at: plan_of(length=10, batch_size=4, shuffle=shuffle, seed=0, **at), shuffled=shuffled)
     )
 
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.chunks import all_of, chunk_numbers, chunks_of, keys, layouts, weighted
+from support.plans import plan_of
 
 from lit_async_data.order.chunk_order import ChunkOrder, ChunkRun
 from lit_async_data.order.permutation import Permutation
-from lit_async_data.order.plan import EpochPlan
 from lit_async_data.order.weights import WeightedChunkOrder, Weights
 
 widths, lengths = st.integers(1, 12), st.integers(1, 300)
@@ -22,7 +22,7 @@ def test_a_position_gives_the_same_sample_alone_as_in_a_block(runs, case, sizes,
     for order, positions, samples in (
         (Permutation(n, key), n, n),
         (chunked.samples, chunked.length, chunked.length),
-        (EpochPlan(batch_size=1, shuffle="global", seed=key, epoch=0, **drawing).samples, length, len(weights)),
+        (plan_of(batch_size=1, shuffle="global", seed=key, epoch=0, **drawing).deck.samples, length, len(weights)),
         (WeightedChunkOrder(weighed, width, key=key, **drawing).samples, length, len(weights)),
     ):
         places = np.array(data.draw(st.lists(st.integers(0, positions - 1), min_size=1, max_size=20)))

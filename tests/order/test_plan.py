@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from support.plans import plan_of
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.order.plan import BatchIndex, EpochPlan, Limits, Schedule, amplification
+from lit_async_data.order.plan import BatchIndex, Limits, Schedule, amplification
 
 lengths = st.integers(1, 400)
 batches = st.integers(1, 40)
@@ -16,7 +17,7 @@ shuffles = st.sampled_from(["none", "global"])
 
 
 def plan(length, batch_size=4, shuffle="global", *, seed=0, epoch=0, **others):
-    return EpochPlan(length=length, batch_size=batch_size, shuffle=shuffle, seed=seed, epoch=epoch, **others)
+    return plan_of(length=length, batch_size=batch_size, shuffle=shuffle, seed=seed, epoch=epoch, **others)
 
 
 def ranks(length, batch_size, world_size, **others):
@@ -39,7 +40,7 @@ def test_ranks_take_turns_in_the_one_order_and_have_equally_many_batches(length,
         assert 1 <= min(sizes) <= max(sizes) <= (batch_size if drop_last else p.capacity)
     found = [each for step in steps for turn in itertools.zip_longest(*step) for each in turn if each is not None]
     end = start + len(steps) * batch_size * world_size if drop_last else length
-    assert found == plan(length, batch_size, shuffle).samples(np.arange(start, end)).tolist()
+    assert found == plan(length, batch_size, shuffle).deck.samples(np.arange(start, end)).tolist()
 
 
 @given(st.integers(30, 400), st.integers(0, 10**6), st.integers(0, 10**4))
@@ -121,18 +122,18 @@ def test_amplification_equals_a_simulation(length, rows, batch_size):
 
 def test_a_part_of_the_samples_of_several_steps_keeps_their_positions():
     given = {"batch_size": 4, "shuffle": "global", "seed": 1, "rank": 1, "world_size": 3}
-    plan = EpochPlan(length=50, epoch=2, repeats=True, **given)
+    plan = plan_of(length=50, epoch=2, repeats=True, **given)
     keyed, edges = plan.stretch(1, 3)
     for step, (begin, end) in enumerate(itertools.pairwise(edges), 1):
         part = keyed[begin:end]
         assert part.samples.tolist() == plan.batch(step).tolist()
         assert (part.epoch, part.keys(np.negative).tolist()) == (2, plan.positions(step).tolist())
-    assert EpochPlan(length=50, epoch=2, **given).stretch(1, 1)[0].keys(np.negative).max() <= 0
+    assert plan_of(length=50, epoch=2, **given).stretch(1, 1)[0].keys(np.negative).max() <= 0
 
 
 def test_a_stretch_of_steps_equals_its_single_batches():
     for length, world_size in ((42, 1), (43, 3), (25, 8)):
-        plan = EpochPlan(
+        plan = plan_of(
             length=length, batch_size=4, shuffle="global", seed=1, epoch=2, rank=world_size - 1, world_size=world_size
         )
         for step in range(len(plan)):

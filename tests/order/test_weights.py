@@ -9,11 +9,11 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from support.chunks import all_of, chunk_numbers, chunks_of, keys, some_weight, weighted
+from support.plans import plan_of as epoch_plan
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Permutation, derived_key
-from lit_async_data.order.plan import EpochPlan
 from lit_async_data.order.weights import WeightedChunkOrder, Weights, class_weights, drawn_between
 
 # The largest number that `uniform` returns.
@@ -184,7 +184,7 @@ def reference_order(runs, width, weights, length, key):
 
 
 def plan_of(weights, length, seed):
-    return EpochPlan(length=length, batch_size=1, shuffle="global", seed=seed, epoch=0, weights=Weights(weights))
+    return epoch_plan(length=length, batch_size=1, shuffle="global", seed=seed, epoch=0, weights=Weights(weights)).deck
 
 
 @given(weighted(), lengths, keys)

@@ -10,10 +10,9 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from support.lightning.command_line import LIGHTNING_SAYS, QUIET, ROOT
+from support.plans import plan_of
 from support.ranks.processes import free_port, run_together
 from support.ranks.slurm import environment
-
-from lit_async_data.order.plan import EpochPlan
 
 pytestmark = [pytest.mark.filterwarnings(said) for said in LIGHTNING_SAYS]
 
@@ -102,7 +101,7 @@ def settings(images):
 
 def order(seed=42):
     plans = [
-        EpochPlan(length=SAMPLES, batch_size=BATCH, shuffle="global", seed=seed, epoch=epoch) for epoch in range(EPOCHS)
+        plan_of(length=SAMPLES, batch_size=BATCH, shuffle="global", seed=seed, epoch=epoch) for epoch in range(EPOCHS)
     ]
     return [sample for plan in plans for step in range(len(plan)) for sample in plan.batch(step).tolist()]
 

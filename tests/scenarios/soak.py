@@ -193,7 +193,7 @@ class Run:
             if options["drop_last"]:  # the place behind the last step is the end
                 places = places[: options["batch_size"] * len(found)]
             plan = twin.loaders[0]._wiring.schedule.plan(after["epoch"])
-            stretch, dealt = plan.samples(places - plan.start).tolist(), collections.Counter()
+            stretch, dealt = plan.deck.samples(places).tolist(), collections.Counter()
             dealt.update(sample for batch in found for sample in batch["index"])
             good = collections.Counter(sample for sample in stretch if sample not in self.bad)
             assert good <= dealt, (before, after, dealt, stretch)

@@ -35,6 +35,7 @@ from lit_async_data.options import MAX_SEED, OF_LOADER, LoaderOptions, explains_
 from lit_async_data.order.epoch_cursor import CursorState, EpochCursor, Place
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
+from lit_async_data.sources.composed.mixture import MixtureSource
 from lit_async_data.sources.contract.checks import check_source
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.system import leave_at_exit
@@ -156,7 +157,7 @@ class AsyncLoader(BaseLoader):
         self._wiring.resuming.order_changed()
         self._plans: dict[tuple[bool, bool, int | None], ResourcePlan] = {}
         # Here Lightning looks for loaders that shuffle, to warn of them in evaluation.
-        vars(self)["__pl_saved_kwargs"] = {"shuffle": schedule.plan(0).shuffle != "none"}
+        vars(self)["__pl_saved_kwargs"] = {"shuffle": schedule.plan(0).decks.shuffle != "none"}
 
     def _begin(self, schedule: Schedule, device: torch.device | str, device_depth: int) -> None:
         self._reset(device, device_depth)
@@ -204,7 +205,7 @@ class AsyncLoader(BaseLoader):
 
     def __repr__(self) -> str:
         options, closed = self.options, "closed " if self._run.closed else ""
-        how = f"{len(self):,} batches of {options.batch_size:,}, shuffle={self.order.shuffle}"
+        how = f"{len(self):,} batches of {options.batch_size:,}, shuffle={self.order.decks.shuffle}"
         return f"<{closed}AsyncLoader of {how}, from {self.source!r}>"
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -537,8 +538,7 @@ class AsyncLoader(BaseLoader):
             around = AroundBadSamples(read, options.on_error, self._wiring.quarantine.known)
         batches = AHEAD + plan.layout.batches
         if source.chunks.remote:  # two groups of chunks, since the next one is decoded before its first batch is read
-            dealt = self.order.chunk_order
-            group = 0 if dealt is None else dealt.length / dealt.groups
+            group = max((self.order.length / each.groups for each in self.order.deck.chunk_orders), default=0)
             batches += max(math.ceil(2 * group / (self.order.batch_size * self.order.world_size)), REMOTE_AHEAD)
         ahead = Ahead(source, batches, plan.shares) if source.chunks.ahead else None
         return ReaderSetup(read, self._cursor.schedule, plan, ahead, around)
@@ -548,6 +548,8 @@ class AsyncLoader(BaseLoader):
         plan.budget.check()
         if not self._wiring.label:  # else `AsyncDataModule.describe` has logged it
             self._say(logging.INFO, f"{self.source.name}: {plan.workers}")
+            if isinstance(self.source, MixtureSource):
+                self._say(logging.INFO, f"an epoch has {self.source.described(self.order.decks.counts)}")
         try:
             return pipeline_of(self._setup(plan), pin=pin, options=options), plan
         except ConfigError as error:  # too little memory; or a source that was changed and cannot be pickled now

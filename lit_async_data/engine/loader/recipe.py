@@ -18,11 +18,14 @@ from lit_async_data.errors import ConfigError
 from lit_async_data.options import Balanced, LoaderOptions
 from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.by_length import LengthPlan
+from lit_async_data.order.decks import Decks, Order
 from lit_async_data.order.epoch_cursor import EpochCursor
+from lit_async_data.order.mixture import Mixture
 from lit_async_data.order.permutation import Indices, derived_key
-from lit_async_data.order.plan import BatchIndex, EpochPlan, Order, Schedule
+from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
 from lit_async_data.order.weights import Weights, class_weights
-from lit_async_data.sources.composed.composed import SubsetSource
+from lit_async_data.sources.composed.composed import SubsetSource, check_whole
+from lit_async_data.sources.composed.mixture import MixtureSource
 from lit_async_data.sources.contract.checks import values_of
 from lit_async_data.sources.contract.source import Source, read
 from lit_async_data.sources.contract.user_code import Watch, put_back
@@ -108,30 +111,61 @@ def schedule_of(
     alike: bool = False,
 ) -> Schedule:
     """The endless order of batches. Reads the labels or weights of the source if samples are drawn by them."""
-    shuffle = _shuffle(source, options)
-    layout = source.layout() if shuffle == "chunk" else source.chunks
+    decks = _decks(source, options, seed=seed, alike=alike)
     # A partial, not a method of the loader: nothing refers back, so a dropped loader is closed at once.
-    kind: type[EpochPlan] = EpochPlan if options.batch_by is None else LengthPlan
     plan = functools.partial(
-        kind,
-        length=options.epoch_size or len(source),
-        weights=_weights(source, options, layout.order if shuffle == "chunk" else None),
-        buckets=_buckets(source, options),
+        EpochPlan if decks.buckets is None else LengthPlan,
+        decks=decks,
         batch_size=options.batch_size,
-        shuffle=shuffle,
-        runs=layout.runs,
-        order=layout.order,
-        shuffle_chunks=layout.width(options.shuffle_chunks),
-        seed=seed,
         rank=rank,
         world_size=world_size,
         drop_last=options.drop_last,
-        alike=alike,
         repeats=options.drawn or source.repeats,
     )
-    drawn = options.augment and (layout.random or transform_draws)
-    differs = shuffle != "none" or drawn or source.runs_user_code
+    drawn = options.augment and (source.chunks.random or transform_draws)
+    differs = decks.shuffle != "none" or drawn or source.runs_user_code
     return Schedule(plan, shuffled=not alike and differs)
+
+
+def _decks(source: Source, options: LoaderOptions, *, seed: int, alike: bool) -> Decks:
+    shuffle = _shuffle(source, options)
+    if isinstance(source, MixtureSource):
+        for name in ("weights", "batch_by"):
+            if getattr(options, name) is not None:
+                check_whole(name, source)
+        mixture = Mixture(source.shares, options.batch_size)
+        return Decks(
+            length=_epoch_of(source, mixture),
+            shuffle=shuffle,
+            seed=seed,
+            shuffle_chunks=options.shuffle_chunks,
+            mixture=mixture,
+            sources=tuple(_decks(each, options, seed=seed, alike=alike) for each in source.sources),
+            alike=alike,
+        )
+    layout = source.layout() if shuffle == "chunk" else source.chunks
+    return Decks(
+        length=options.epoch_size or len(source),
+        shuffle=shuffle,
+        seed=seed,
+        runs=layout.runs,
+        order=layout.order,
+        shuffle_chunks=layout.width(options.shuffle_chunks),
+        weights=_weights(source, options, layout.order if shuffle == "chunk" else None),
+        buckets=_buckets(source, options),
+        alike=alike,
+    )
+
+
+def _epoch_of(source: MixtureSource, mixture: Mixture) -> int:
+    """The samples of an epoch; an error if a source has none of them."""
+    lengths = [mixture.length_with(number, len(source.sources[number])) for number in source.ending]
+    length = source.epoch if isinstance(source.epoch, int) else max(lengths)
+    least = int(np.argmin(source.shares))
+    if not mixture.counts(length)[least]:
+        what = f"{source.names[least]} has share {source.shares[least]:.3g}, too little for one sample in"
+        raise ConfigError(f"{what} an epoch of {length:,} samples; raise the share, or epoch", "sources")
+    return length
 
 
 def _weights(source: Source, options: LoaderOptions, order: Indices | None) -> Weights | None:

@@ -267,7 +267,7 @@ class Resuming:
         if self.why_over:
             self.report(f"epoch {place.epoch} is over: {self.why_over}")
             return self._ended(place)  # also in later states
-        if rest < world:
+        if rest < world and plan.decks.mixture is None:  # a mixture goes on until the last step is complete
             raise ResumeError(
                 f"{rest} samples remain of epoch {place.epoch}, fewer than the {world} ranks, which each need at least "
                 f"one; resume on {'1 rank' if rest == 1 else f'1 to {rest} ranks'}, or from another checkpoint"
@@ -286,19 +286,23 @@ class AsyncWiring(Wiring):
 
 def order_state(source: Source, schedule: Schedule) -> OrderState:
     """All inputs of the order, at the beginning of the first epoch."""
-    plan, fingerprint = schedule.plan(0), dict(source.fingerprint())
-    if plan.shuffle == "chunk":
-        runs = np.array([(run.samples, run.rows) for run in plan.runs], np.int64).reshape(-1, 2)
-        fingerprint["chunks"] = digest(runs, np.empty(0) if plan.order is None else plan.order)
-    if plan.buckets is not None:
-        fingerprint["batches by length"] = digest(plan.buckets.lengths, plan.buckets.bounds, plan.buckets.sizes)
+    decks, fingerprint = schedule.plan(0).decks, dict(source.fingerprint())
+    for number, each in enumerate(decks.sources or (decks,)):
+        if each.shuffle == "chunk":
+            name = f"chunks of source {number}" if decks.sources else "chunks"
+            runs = np.array([(run.samples, run.rows) for run in each.runs], np.int64).reshape(-1, 2)
+            fingerprint[name] = digest(runs, np.empty(0) if each.order is None else each.order)
+    if decks.buckets is not None:
+        fingerprint["batches by length"] = digest(decks.buckets.lengths, decks.buckets.bounds, decks.buckets.sizes)
+    if decks.mixture is not None:
+        fingerprint["batch_size, of a mixture"] = decks.mixture.batch_size
     return OrderState(
         epoch=0,
         position=0,
-        samples=plan.length,
+        samples=decks.length,
         seed=schedule.seed,
-        shuffle=plan.shuffle,
-        shuffle_chunks=plan.shuffle_chunks,
-        drawn=None if plan.weights is None else digest(plan.weights.edges),
+        shuffle=decks.shuffle,
+        shuffle_chunks=decks.shuffle_chunks,
+        drawn=None if decks.weights is None else digest(decks.weights.edges),
         source=fingerprint,
     )

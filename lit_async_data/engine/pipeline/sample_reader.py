@@ -247,7 +247,7 @@ class AroundBadSamples:
     ) -> list[int]:
         """A substitute for a bad sample, perhaps ``alone`` in its batch; none if all that are tried are bad."""
         for attempt in range(ATTEMPTS):
-            sample = plan.substitute(position, attempt, alone=alone)
+            sample = plan.deck.substitute(position, attempt, alone=alone)
             if (error := self._tried(plan, step, sample, -1 - position)) is None:
                 return [sample]
             bad.append(BadSample(position, sample, error))

@@ -14,9 +14,10 @@ from lit_async_data.batch.spec import BatchLayout, BatchSpec
 from lit_async_data.engine.resources.memory import Budget, default_budget, pinned_bytes
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.chunk_order import ChunkExtents
+from lit_async_data.order.decks import Order
 from lit_async_data.order.due import Shares
 from lit_async_data.order.permutation import Indices
-from lit_async_data.order.plan import EpochPlan, Order, Schedule, amplification
+from lit_async_data.order.plan import EpochPlan, Schedule, amplification
 from lit_async_data.sources.contract.source import Reading, Source
 from lit_async_data.system import core_limit, ranks_here, usable_cores
 
@@ -215,11 +216,12 @@ class ResourcePlan:
     def of(cls, wanted: Wanted) -> ResourcePlan:
         plan = wanted.coalesced(wanted.within_limit())
         budget, source, schedule = plan.budget, wanted.source, wanted.schedule
-        runs, kept = source.chunks.runs, budget.cache > 0
+        chunks, kept = source.chunks, budget.cache > 0
+        extents = ChunkExtents(chunks.runs) if chunks.rows > 1 or (kept and chunks.runs) else None
         return dataclasses.replace(
             plan,
             amplification=_amplification(source, schedule.plan(0), budget.cache // plan.workers.copies, plan.chunks),
-            shares=Shares(ChunkExtents(runs) if source.chunks.rows > 1 or (kept and runs) else None, kept),
+            shares=Shares(extents, kept, chunks.order),
         )
 
     def reserve(self, source: Source, parts: int = 1) -> Callable[[], None]:
@@ -293,7 +295,7 @@ class Wanted:
             batches,
             buckets=schedule.buckets,
             concat=self.concat,
-            repeats=options.drawn or options.on_error == "substitute",
+            repeats=plan.repeats or options.on_error == "substitute",
             least=options.batch_size if options.pad_last else 0,
         )
         slots = max(options.queue_depth, workers.threads) + 1 if workers.threads else 2
@@ -318,13 +320,14 @@ class Wanted:
 
 def _chunks(plan: EpochPlan, in_hand: int) -> int:
     """Decoded chunks in use at a time, if the workers together read ``in_hand`` samples."""
-    order = plan.chunk_order
-    if order is None:
-        return 0
-    # Groups that are read at a time: as many as have ``in_hand`` samples, and one more if batches wait for samples of
-    # their length.
-    groups = -(-in_hand // (order.width * order.rows)) + (plan.buckets is not None)
-    return min((groups + 1) * order.width, order.chunks)
+    most = 0
+    for order in plan.deck.chunk_orders:
+        # Groups that are read at a time: as many as have ``in_hand`` samples, and one more if batches wait for samples
+        # of their length.
+        own = -(-in_hand * order.length // plan.length)
+        groups = -(-own // (order.width * order.rows)) + (plan.decks.buckets is not None)
+        most = max(most, min((groups + 1) * order.width, order.chunks))
+    return most
 
 
 def coalesced_batches(batch_bytes: int, most: int) -> int:
@@ -333,10 +336,10 @@ def coalesced_batches(batch_bytes: int, most: int) -> int:
 
 def _amplification(source: Source, plan: EpochPlan, cache: int, chunks: int) -> float:
     needs = source.memory(chunks)  # perhaps of all chunks
-    as_stored = plan.shuffle == "none" and plan.buckets is None
-    if as_stored or not source.chunks.compressed or 0 < needs.cacheable <= max(cache, needs.decoded):
+    once = plan.decks.shuffle == "none" and plan.decks.buckets is None
+    if once or not source.chunks.compressed or 0 < needs.cacheable <= max(cache, needs.decoded):
         return 1.0
-    drawn = amplification(len(source), source.chunks.rows, plan.batch_size) if plan.chunk_order is None else 1.0
+    drawn = amplification(len(source), source.chunks.rows, plan.batch_size) if not plan.deck.chunk_orders else 1.0
     return drawn * source.chunks.spread
 
 
@@ -363,4 +366,4 @@ def slow(
             f"({footprint.workers.why}); workers=1 reads ahead in a thread, for code that releases the GIL"
         )
     if footprint.amplification > WORTH_A_WARNING:
-        yield amplified(order.shuffle, footprint.amplification, source.chunks.rows)
+        yield amplified(order.decks.shuffle, footprint.amplification, source.chunks.rows)

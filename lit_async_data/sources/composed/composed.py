@@ -34,6 +34,7 @@ class ComposedSource(Source):
     """Forwards reading, and reading ahead, to the sources inside, which all have the same fields."""
 
     inside: Sequence[Source]
+    has_shares = False  # whether a loader takes samples in given shares, which a source made of this one would lose
 
     @abc.abstractmethod
     def _routed(self, samples: Indices) -> Iterator[tuple[int, Positions, Indices]]:
@@ -128,6 +129,12 @@ class ComposedSource(Source):
         return contract.reserve_shares(self.inside, chunks, cache_bytes).close
 
 
+def check_whole(name: str, source: Source) -> None:
+    check_source(name, source)
+    if isinstance(source, ComposedSource) and source.has_shares:
+        raise ConfigError(f"{source.name} is a mixture, which would lose its shares; use its sources one by one", name)
+
+
 @explains_names(OF_SOURCE)
 class ConcatSource(ComposedSource):
     """Several sources as one: the samples of the first, then those of the second, and so on.
@@ -152,15 +159,17 @@ class ConcatSource(ComposedSource):
         (8, <ConcatSource of 8 samples from ArraySource and 1 more: y int64; read under a lock>, 1)
     """
 
+    _alike = "concatenated sources need the same fields"
+
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = self.inside = tuple(sources)
         if not self.sources:
             raise ConfigError("empty; give at least one source", "sources")
         for source in self.sources:
-            check_source("sources", source)
+            check_whole("sources", source)
         self.sources = self.inside = _numbered_alike(self.sources)
         for number in range(1, len(self.sources)):
-            check_same(self.sources, number)
+            check_same(self.sources, number, self._named, self._alike)
         self._spec = longest_of([source.spec for source in self.sources])
         self._starts = contract.starts([len(source) for source in self.sources])
 
@@ -175,6 +184,9 @@ class ConcatSource(ComposedSource):
     def name(self) -> str:
         first, *others = self.sources
         return first.name + (f" and {len(others)} more" if others else "")
+
+    def _named(self, number: int) -> str:
+        return f"sources[{number}] ({self.sources[number].name})"
 
     def _composed(self, layouts: Sequence[contract.StorageLayout]) -> contract.StorageLayout:
         runs = [
@@ -229,7 +241,10 @@ class ConcatSource(ComposedSource):
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
         changed = [source.with_classes(classes) for source in self.sources]
         same = all(new is old for new, old in zip(changed, self.sources, strict=True))
-        return self if same else type(self)(changed)
+        return self if same else self._remade(changed)
+
+    def _remade(self, sources: Sequence[Source]) -> Self:
+        return type(self)(sources)
 
     def locate(self, ids: Sequence[int] | Indices) -> list[contract.Location]:
         samples = contract.whole_numbers(ids, self)

@@ -16,7 +16,7 @@ from lit_async_data.errors import ConfigError, counted, few
 from lit_async_data.options import MAX_SEED, explains_names, whole
 from lit_async_data.order.permutation import Indices, Words, derived_keys
 from lit_async_data.order.weights import SampleClasses
-from lit_async_data.sources.composed.composed import SubsetSource
+from lit_async_data.sources.composed.composed import SubsetSource, check_whole
 from lit_async_data.sources.composed.groups import (
     RULE,
     UNUSED,
@@ -30,7 +30,7 @@ from lit_async_data.sources.composed.groups import (
     named_sides,
     stored_values,
 )
-from lit_async_data.sources.contract.checks import check_source, values_of
+from lit_async_data.sources.contract.checks import values_of
 from lit_async_data.sources.contract.source import Places, Source, starts
 
 log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class Drawn(NamedTuple):
 
 def draw(source: Source, fractions: Any, groups: Any, by: Any, balance: Any, *, seed: int, k: int = 0) -> Drawn:
     """The side of each sample; with ``k``, there are k sides, equally large also where samples are drawn alone."""
-    check_source("source", source)
+    check_whole("source", source)
     if _is_time(by):
         raise ConfigError("to cut by time, write groups='time'; for a column of that name, by='column:time'", "by")
     given = _listed_groups(fractions, groups, by)
@@ -372,7 +372,7 @@ def folds(
 
 
 def draw_folds(source: Source, k: Any, option: str, *, groups: Any, by: Any, balance: Any, seed: int = 0) -> Drawn:
-    check_source("source", source)
+    check_whole("source", source)
     if by is not None:
         drawn = draw(source, None, groups, by, balance, seed=seed)
         if len(drawn.names) < 2:

@@ -48,24 +48,24 @@ def check_source(name: str, given: object, kinds: str = "a source") -> None:
     what = f"{given!r} is not {kinds}"
     several = list(given.values() if isinstance(given, Mapping) else given) if isinstance(given, Collection) else []
     if several and all(isinstance(each, Source) for each in several):
-        raise ConfigError(f"{what}, but several; ConcatSource([…]) makes one of them, weights= mixes them", name)
+        raise ConfigError(f"{what}, but several; ConcatSource([…]) makes one of them, MixtureSource mixes them", name)
     if isinstance(given, type) and issubclass(given, Source):
         raise ConfigError(f"{what}, but a class; call it: {given.__name__}(…)", name)
     raise ConfigError(f"{what}; build one, as in HDF5Source('data.h5') or DatasetSource(dataset)", name)
 
 
-def check_same(sources: Sequence[Source], number: int) -> None:
+def check_same(sources: Sequence[Source], number: int, named: Callable[[int], str], alike: str) -> None:
     specs = [longest_of([source.spec for source in sources[:number]]), sources[number].spec]
     first, other = longest_of(specs), longest_of(specs[::-1])
     before, own = specs
     conflict = next((key for key in before if key in own and contradict(before[key].named, own[key].named)), None)
     if first == other and conflict is None:
         return
-    here, there = (f"sources[{n}] ({sources[n].name})" for n in (number, 0))
+    here, there = map(named, (number, 0))
     if first.as_mapping != other.as_mapping or list(first.fields) != list(other.fields):
         listed = [f"{'dicts' if spec.as_mapping else 'tuples'} of {', '.join(spec.fields)}" for spec in (other, first)]
         what = f"{here} has {listed[0]}, but {there} has {listed[1]}"
-        raise FormatError(f"{what}; concatenated sources need the same fields")
+        raise FormatError(f"{what}; {alike}")
     if conflict is not None:
         is_here, is_there = (listed_names(spec[conflict].named) for spec in (own, before))
         what = f"{conflict!r} is {is_here} in {here}, but {is_there} in {there}; give classes=[…] to the fields of both"
@@ -74,7 +74,7 @@ def check_same(sources: Sequence[Source], number: int) -> None:
     mine, theirs = (vars(spec[key]) for spec in (other, first))
     what = next(name for name, value in theirs.items() if mine[name] != value)
     message = f"{key!r} has {what} {mine[what]} in {here}, but {theirs[what]} in {there}"
-    raise FormatError(f"{message}; concatenated sources need the same fields", dataset=key)
+    raise FormatError(f"{message}; {alike}", dataset=key)
 
 
 def values_of(source: Source, key: str, option: str, *, several: bool = False) -> npt.NDArray[Any]:

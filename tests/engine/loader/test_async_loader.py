@@ -215,7 +215,7 @@ def test_without_a_seed_it_is_that_of_lightning(monkeypatch, said, options, rank
         if said is not None:
             monkeypatch.setenv("PL_GLOBAL_SEED", said)
         next(found)
-        assert found.state_dict()["seed"] == found.order.seed == seed
+        assert found.state_dict()["seed"] == found.order.decks.seed == seed
         found.set_epoch(0)
         first, second = seen(wanted), seen(wanted)
         assert seen(found) == first

@@ -194,7 +194,7 @@ def chunked(rows, order=None):
 
 @pytest.mark.parametrize(("rows", "shuffle"), [(1, "global"), (4, "chunk")])
 def test_auto_deals_by_chunks_where_samples_share_them(rows, shuffle):
-    assert schedule_of(chunked(rows), LoaderOptions(batch_size=2, shuffle=True)).plan(0).shuffle == shuffle
+    assert schedule_of(chunked(rows), LoaderOptions(batch_size=2, shuffle=True)).plan(0).decks.shuffle == shuffle
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.plans import plan_of
 from support.sources.hooks import Rows
 
 from lit_async_data import AsyncLoader, Balanced, ConcatSource, HDF5Source, LoaderOptions, ManifestSource, SubsetSource
@@ -19,7 +20,6 @@ from lit_async_data.engine.loader.resuming import Quarantine
 from lit_async_data.engine.pipeline.sample_reader import BadSample, ReadAround
 from lit_async_data.errors import ConfigError, ReadError, ResumeError, SourceError, TransformError
 from lit_async_data.order.chunk_order import ChunkRun
-from lit_async_data.order.plan import EpochPlan
 from lit_async_data.sources.contract.source import StorageLayout
 from lit_async_data.testing import ArraySource
 
@@ -111,7 +111,7 @@ def test_stopped_anywhere_and_continued_on_other_ranks_no_sample_is_lost_or_repe
     """The same global order: each step, over all ranks, has the next samples of the uninterrupted epoch."""
     options, epoch, state, done = ORDERS[kind] | {"drop_last": drop_last}, 3, None, 0
     with loader_of(numbers(kind=Chunked), **ORDERS[kind]) as loader:
-        order = loader._wiring.schedule.plan(epoch).samples(np.arange(loader.order.length)).tolist()
+        order = loader._wiring.schedule.plan(epoch).deck.samples(np.arange(loader.order.length)).tolist()
     for world_size, batch_size, steps in [*legs, (1, 2, LENGTH)]:
         rest, step = len(order) - done, world_size * batch_size
         if drop_last and step > len(order):
@@ -416,7 +416,7 @@ def test_it_reads_nothing_over():
             read.extend(samples.tolist())
             super().read_into(samples, out)
 
-    plan = EpochPlan(length=LENGTH, batch_size=4, shuffle="global", seed=0, epoch=0)
+    plan = plan_of(length=LENGTH, batch_size=4, shuffle="global", seed=0, epoch=0)
     with loader_of(numbers(kind=Told)) as loader:
         loader.load_state_dict(saved(4))
         next(loader)
@@ -518,10 +518,10 @@ def test_a_state_that_is_refused_leaves_the_seed():
     with loader_of(numbers(LENGTH + 1)) as loader:
         with pytest.raises(ResumeError, match="samples: 22 in the checkpoint, 23 now"):
             loader.load_state_dict(state)
-        assert loader.order.seed == 0
+        assert loader.order.decks.seed == 0
 
 
-PLAN = EpochPlan(length=100, batch_size=10, shuffle="none", seed=0, epoch=0)
+PLAN = plan_of(length=100, batch_size=10, shuffle="none", seed=0, epoch=0)
 
 
 def around(*bad, error=SourceError):

@@ -3,18 +3,18 @@
 import collections
 import functools
 
+from support.plans import plan_of
+
 from lit_async_data.engine.pipeline.sample_reader import LOOKS, Ahead
 from lit_async_data.order.chunk_order import ChunkExtents, ChunkRun
 from lit_async_data.order.due import Shares
-from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
+from lit_async_data.order.plan import BatchIndex, Schedule
 
 RUN = ChunkRun(100, 10)
 
 
 def schedule_of(shuffle):
-    plan = functools.partial(
-        EpochPlan, length=100, batch_size=2, shuffle=shuffle, seed=0, runs=(RUN,), shuffle_chunks=2
-    )
+    plan = functools.partial(plan_of, length=100, batch_size=2, shuffle=shuffle, seed=0, runs=(RUN,), shuffle_chunks=2)
     return Schedule(plan, shuffled=True)
 
 

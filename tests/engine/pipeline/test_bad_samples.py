@@ -6,13 +6,13 @@ import json
 
 import numpy as np
 import pytest
+from support.plans import plan_of
 from support.sources import reader_sources as acts
 
 from lit_async_data import AsyncLoader, StorageLayout
 from lit_async_data.engine.pipeline.sample_reader import is_of_a_sample
 from lit_async_data.errors import ChangedError, ConfigError, CorruptError, MissingError, SourceError, TransformError
 from lit_async_data.order.chunk_order import ChunkRun
-from lit_async_data.order.plan import EpochPlan
 
 BAD = {3, 17, 18, 19, 40, 77, 99}
 CHUNKS = StorageLayout((ChunkRun(100, 4),), compressed=True, reading="decoded")
@@ -31,7 +31,7 @@ def epochs(loader, count=2):
 
 
 def planned(epoch, shuffle, runs=(), rank=0, ranks=1):
-    plan = EpochPlan(
+    plan = plan_of(
         length=100, batch_size=6, shuffle=shuffle, seed=5, epoch=epoch, rank=rank, world_size=ranks, runs=runs
     )
     return [plan.batch(step).tolist() for step in range(len(plan))]
@@ -92,10 +92,8 @@ def test_a_substitute_is_of_the_same_group_and_the_same_on_other_ranks(shuffle):
     (alone,), three = of(1), dealt(of(3))
     assert [sample for batch in three for sample in batch if sample is not None] == list(itertools.chain(*alone))
     if shuffle == "chunk":
-        plan = EpochPlan(
-            length=100, batch_size=12, shuffle="chunk", seed=5, epoch=0, runs=CHUNKS.runs, shuffle_chunks=5
-        )
-        places = {sample: place for place, sample in enumerate(plan.samples(np.arange(100)).tolist())}
+        plan = plan_of(length=100, batch_size=12, shuffle="chunk", seed=5, epoch=0, runs=CHUNKS.runs, shuffle_chunks=5)
+        places = {sample: place for place, sample in enumerate(plan.deck.samples(np.arange(100)).tolist())}
         for place, sample in enumerate(itertools.chain(*alone)):
             assert places[sample] // 20 == place // 20
 

@@ -35,7 +35,7 @@ def test_all_readers_give_the_stored_samples(source, options, hooks):
 
 def test_by_chunks_each_chunk_is_decoded_about_once(source):
     with loader_of(source, batch_size=8, shuffle_chunks=8, workers=0) as loader:
-        assert loader.order.shuffle == "chunk"
+        assert loader.order.decks.shuffle == "chunk"
         used = sum(batch["x_length"].sum() for batch in loader) * 4  # bytes
         assert loader.stats().read.decoded / used < 2.4
 
@@ -48,7 +48,7 @@ def test_short_batches_are_filled_up_to_the_size_of_their_bucket(source):
             found |= samples_of({key: values[:real] for key, values in batch.items()})
             assert batch["x_length"][real:].eq(batch["x_length"][real - 1]).all()
             shapes.setdefault(batch["x"].shape[1], set()).add(len(batch["x"]))
-        buckets = loader.order.buckets
+        buckets = loader.order.decks.buckets
     check_equal(found, wanted)
     assert shapes == {
         bound: {size} for bound, size in zip(buckets.bounds.tolist(), buckets.sizes.tolist(), strict=True)
@@ -116,7 +116,7 @@ def test_bad_samples_are_read_around_within_their_bucket(folder, tmp_path, on_er
         planned = plan.batch(step).tolist()
         assert not bad & set(batch)
         assert set(planned) - bad <= set(batch)
-        assert plan.buckets.width(np.array(batch)) == plan.buckets.width(plan.batch(step))
+        assert plan.decks.buckets.width(np.array(batch)) == plan.decks.buckets.width(plan.batch(step))
         assert len(batch) == (len(planned) if on_error == "substitute" else len(set(planned) - bad) or 1)
 
 

@@ -6,6 +6,7 @@ import types
 
 import numpy as np
 import pytest
+from support.plans import plan_of
 from support.processes import loader_of, running
 from support.sources import reader_sources as acts
 from support.sources.reader_sources import Deadly, Numbers
@@ -15,7 +16,6 @@ from lit_async_data.engine.processes.messages import ReportKind
 from lit_async_data.engine.processes.reader_server import ReaderServer
 from lit_async_data.engine.processes.shared_slots import THREADS
 from lit_async_data.errors import TransformError, WorkerError
-from lit_async_data.order.plan import EpochPlan
 
 pytestmark = pytest.mark.processes
 
@@ -76,8 +76,8 @@ def test_a_sample_of_a_dataset_that_reads_whole_batches_is_known_too():
 
 @pytest.mark.parametrize(("workers", "chunk"), [(1, 1), (2, 4)])
 def test_a_sample_that_ends_processes_is_no_substitute(workers, chunk):
-    plan = EpochPlan(length=100, batch_size=10, shuffle="none", seed=0, epoch=0)
-    first, second = (plan.substitute(33, attempt) for attempt in range(2))
+    plan = plan_of(length=100, batch_size=10, shuffle="none", seed=0, epoch=0)
+    first, second = (plan.deck.substitute(33, attempt) for attempt in range(2))
     with loader_of(Deadly(first, chunk, {33}), workers=workers, on_error="substitute", max_bad=9) as loader:
         assert next(itertools.islice(loader, 3, None))["y"].tolist() == [30, 31, 32, second, *range(34, 40)]
         assert loader._wiring.quarantine.known == {33, first}

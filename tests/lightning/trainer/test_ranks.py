@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from support.lightning.predictions import check_files
 from support.lightning.rows import SAMPLES
+from support.plans import plan_of
 from support.ranks.processes import as_ranks, free_port, run_together
 from support.ranks.rank_program import BATCH, EPOCHS, LENGTHS, LONG, OTHER_BATCH, PREDICTED, SAVED, VAL
 from support.ranks.slurm import environment
 from support.ranks.wrapped_loaders import DEALT
-
-from lit_async_data.order.plan import EpochPlan
 
 PROGRAM = Path(__file__).parents[2] / "support/ranks/rank_program.py"
 
@@ -109,7 +108,7 @@ def check_epoch(batches, samples, epoch, **options):
 
 
 def planned(samples, epoch, rank, ranks, shuffle="global", **options):
-    return EpochPlan(
+    return plan_of(
         length=samples, batch_size=BATCH, shuffle=shuffle, seed=0, epoch=epoch, rank=rank, world_size=ranks, **options
     )
 
@@ -134,7 +133,7 @@ def check_test_and_predict(facts):
 
 def check_resumed(facts, ranks):
     for epoch, done in enumerate([SAVED * BATCH * ranks, *[0] * (EPOCHS - 1)]):
-        rest = planned(LONG, epoch, 0, 1).samples(np.arange(done, LONG)).tolist()
+        rest = planned(LONG, epoch, 0, 1).deck.samples(np.arange(done, LONG)).tolist()
         for step, dealt in enumerate(zip(*(fact["train"][epoch] for fact in facts), strict=True)):
             assert sorted(itertools.chain(*dealt)) == sorted(rest[: OTHER_BATCH * ranks]), (epoch, step)
             del rest[: OTHER_BATCH * ranks]

@@ -18,7 +18,8 @@ from lit_async_data.engine.device.queues import StreamQueue
 from lit_async_data.engine.device.transform import DeviceTransform
 from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.engine.resources import memory
-from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
+from lit_async_data.order.plan import BatchIndex, Schedule
+from support.plans import plan_of
 from support.threads.number_pipelines import setup_of
 
 # x is large and has its own copy to the device; y and z share one.
@@ -52,7 +53,7 @@ def pretend(monkeypatch, make, has_streams=lambda device: True):
 
 def new_schedule():
     return Schedule(
-        lambda **at: EpochPlan(length=LENGTH, batch_size=BATCH, shuffle="global", seed=0, **at), shuffled=True
+        lambda **at: plan_of(length=LENGTH, batch_size=BATCH, shuffle="global", seed=0, **at), shuffled=True
     )
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import lit_async_data as lad  # does not import Lightning: NAME chooses which of the two packages
-from lit_async_data.order.plan import EpochPlan
 from lit_async_data.testing import ArraySource
+from support.plans import plan_of
 
 NAME = os.environ.get("LIT_ASYNC_DATA_LIGHTNING", "pytorch_lightning")
 
@@ -166,7 +166,7 @@ def on_device(source=None, **options):
 def plan(epoch, **options):
     """The expected batches of an epoch."""
     basic = {"length": SAMPLES, "batch_size": BATCH, "shuffle": "global", "seed": 0}
-    order = EpochPlan(**basic | options, epoch=epoch)
+    order = plan_of(**basic | options, epoch=epoch)
     return [order.batch(step).tolist() for step in range(len(order))]
 
 

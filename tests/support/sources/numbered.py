@@ -3,8 +3,8 @@
 import numpy as np
 
 from lit_async_data import AsyncLoader
-from lit_async_data.order.plan import EpochPlan
 from lit_async_data.testing import ArraySource
+from support.plans import plan_of
 
 LENGTH, BATCH = 18, 4
 WIDE = 20_000  # over 64 KiB per batch, so that x is handed out as the slot itself
@@ -23,7 +23,7 @@ def loader_of(source=None, **given):
 
 
 def batches(epoch=0, shuffle="global"):
-    plan = EpochPlan(length=LENGTH, batch_size=BATCH, shuffle=shuffle, seed=0, epoch=epoch)
+    plan = plan_of(length=LENGTH, batch_size=BATCH, shuffle=shuffle, seed=0, epoch=epoch)
     return [plan.batch(step).tolist() for step in range(len(plan))]
 
 

@@ -11,8 +11,9 @@ from lit_async_data.batch.spec import BatchLayout, BatchSpec, Extent, FieldSpec
 from lit_async_data.engine.pipeline.sample_reader import ReaderSetup
 from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.engine.resources.memory import allocated
-from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
+from lit_async_data.order.plan import BatchIndex, Schedule
 from lit_async_data.testing import ArraySource
+from support.plans import plan_of
 
 SPEC = BatchSpec({"x": FieldSpec((), np.dtype(np.int64))}, as_mapping=True)
 LENGTH, BATCH = 12, 4
@@ -78,7 +79,7 @@ def running(
 ):
     layout = BatchLayout(SPEC, BATCH, batches)
     schedule = Schedule(
-        lambda **at: EpochPlan(length=length, batch_size=BATCH, shuffle="none", seed=0, **at), shuffled=True
+        lambda **at: plan_of(length=length, batch_size=BATCH, shuffle="none", seed=0, **at), shuffled=True
     )
     setup = setup_of(read, schedule, (layout, depth + 1, most_slots), workers, ahead)
     made = ThreadPipeline(setup, functools.partial(allocated, layout.nbytes, pinned=False), timeout_s=timeout_s)

@@ -325,7 +325,7 @@ def test_a_shuffle_that_does_not_fit_the_budget_is_refused(file):
 
 
 def test_auto_shuffles_by_chunk_where_compressed_samples_share_one(file, h5):
-    assert AsyncLoader(HDF5Source(file), {"batch_size": 4, "shuffle": True}).order.shuffle == "chunk"
+    assert AsyncLoader(HDF5Source(file), {"batch_size": 4, "shuffle": True}).order.decks.shuffle == "chunk"
     raw = HDF5Source(h5("raw.h5", data={"data": np.zeros((60, 50)), "chunks": (10, 50)}), ["data"])
-    assert AsyncLoader(raw, {"batch_size": 4, "shuffle": True}).order.shuffle == "global"
-    assert AsyncLoader(raw, {"batch_size": 4, "shuffle": "chunk"}).order.chunk_order.chunks == 6
+    assert AsyncLoader(raw, {"batch_size": 4, "shuffle": True}).order.decks.shuffle == "global"
+    assert AsyncLoader(raw, {"batch_size": 4, "shuffle": "chunk"}).order.deck.chunk_order.chunks == 6

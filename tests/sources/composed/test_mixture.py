@@ -1,0 +1,320 @@
+"""`MixtureSource` in a loader: values, shares, resume, bad samples and bad input."""
+
+import contextlib
+import itertools
+import pickle
+
+import h5py
+import numpy as np
+import pytest
+
+from lit_async_data import (
+    AsyncLoader,
+    ConcatSource,
+    ConfigError,
+    FormatError,
+    HDF5Source,
+    MixtureSource,
+    ResumeError,
+    SubsetSource,
+    folds,
+    split,
+    statistics,
+)
+from lit_async_data.errors import CorruptError
+from lit_async_data.lightning.display import summary_lines
+from lit_async_data.testing import ArraySource, check_contract
+
+SHARES = {"sim": 0.6, "real": 0.15, "third": 0.25}
+
+
+def arrays(length, first=0):
+    return ArraySource({"x": np.arange(length * 3.0).reshape(length, 3), "y": first + np.arange(length)})
+
+
+def mixed(**options):
+    return MixtureSource({"sim": (arrays(300), 7), "real": (arrays(20, 1000), 3)}, **options)
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    folder, rng, images = tmp_path_factory.mktemp("mixture"), np.random.default_rng(0), {}
+    for name, rows, how in (("sim", 700, "gzip"), ("real", 90, None), ("third", 333, "gzip")):
+        images[name] = rng.integers(0, 255, (rows, 6, 5), np.uint8)
+        with h5py.File(folder / f"{name}.h5", "w") as file:
+            file.create_dataset("x", data=images[name], chunks=(16, 6, 5), compression=how)
+            file["y"] = np.arange(rows)
+    return folder, images
+
+
+@pytest.fixture
+def files(stored):
+    folder, _ = stored
+    sources = {name: (HDF5Source(folder / f"{name}.h5", {"x": "x", "y": "y"}), share) for name, share in SHARES.items()}
+    with contextlib.closing(MixtureSource(sources, epoch=2000)) as mixture:
+        yield mixture
+
+
+@pytest.mark.parametrize("shuffle", ["none", "chunk", "global"])
+@pytest.mark.parametrize(
+    "workers", [0, 2, pytest.param(("process", 2), marks=pytest.mark.processes)], ids=["caller", "threads", "processes"]
+)
+def test_2000_samples_are_those_of_the_files_in_their_shares(files, stored, shuffle, workers):
+    kind, workers = workers if isinstance(workers, tuple) else ("thread", workers)
+    options = {"batch_size": 32, "shuffle": shuffle, "shuffle_chunks": 4, "workers": workers, "worker_kind": kind}
+    wrong, taken = 0, 0
+    with AsyncLoader(files, options if workers else options | {"worker_kind": "auto"}) as loader:
+        for batch in loader:
+            x, y, names = batch["x"].numpy(), batch["y"].tolist(), files.spec.names("source", batch["source"]).tolist()
+            wrong += sum((x[n] != stored[1][names[n]][y[n]]).any() for n in range(len(y)))
+            taken += len(y)
+            assert all(abs(names.count(name) - share * len(y)) < 1 for name, share in SHARES.items())
+    assert (wrong, taken) == (0, 2016)  # 63 batches
+
+
+def test_the_contract_of_a_source_holds(files):
+    for source in (files, mixed(), mixed(source_key=None), pickle.loads(pickle.dumps(mixed()))):
+        check_contract(source)
+
+
+def test_a_chunk_of_each_source_is_decoded_once_per_pass(files, stored):
+    options = {"batch_size": 32, "shuffle": "chunk", "shuffle_chunks": 4, "workers": 0}
+    with AsyncLoader(files, options) as loader:
+        assert sum(len(batch["y"]) for batch in loader) == 2016
+        decoded = loader.stats().read.decoded / files.spec["x"].nbytes
+        passes = {name: loader.order.decks.counts[n] for n, name in enumerate(files.names)}
+    rounds = sum(-(-passes[name] // len(stored[1][name])) * (len(stored[1][name]) + 16) for name in ("sim", "third"))
+    assert passes["sim"] + passes["third"] - 100 < decoded <= rounds
+
+
+@pytest.mark.parametrize("options", [{}, {"on_error": "skip"}, {"on_error": "substitute"}])
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (4, 2)])
+def test_a_resume_on_other_ranks_goes_on_around_the_same_bad_samples(options, before, after):
+    class Bad(ArraySource):
+        def read_into(self, samples, out):
+            if options and (samples % 7 == 3).any():
+                raise CorruptError("a hole", row=3)
+            super().read_into(samples, out)
+
+    sources = [Bad({"y": first + np.arange(size)}) for first, size in ((0, 200), (1000, 30))]
+    mixture = MixtureSource({"sim": (sources[0], 2), "real": (sources[1], 1)}, epoch=288)
+
+    def loaders(ranks, state=None):
+        for rank in range(ranks):
+            given = {"batch_size": 6, "shuffle": True, "workers": 0, "max_bad": 1.0, **options}
+            loader = AsyncLoader(mixture, given, rank=rank, world_size=ranks)
+            if state is not None:
+                loader.load_state_dict(state)
+            yield loader
+
+    whole = sorted(itertools.chain.from_iterable(batch["y"].tolist() for batch in next(loaders(1))))
+    seen = []
+    for loader in loaders(before):
+        for batch in itertools.islice(loader, 3):
+            seen += batch["y"].tolist()
+        state = loader.state_dict()
+    for loader in loaders(after, state):
+        for batch in loader:
+            if len(batch["y"]) == 6:
+                assert np.bincount(batch["source"], minlength=2).tolist() == [4, 2]
+            seen += batch["y"].tolist()
+    assert sorted(seen) == whole
+
+
+def test_another_batch_size_in_the_middle_of_an_epoch_is_refused():
+    with AsyncLoader(mixed(), {"batch_size": 16, "shuffle": True}) as loader:
+        next(loader)
+        state = loader.state_dict()
+    other = AsyncLoader(mixed(), {"batch_size": 8, "shuffle": True})
+    with pytest.raises(ResumeError, match="batch_size, of a mixture: 16 in the checkpoint, 8 now"):
+        other.load_state_dict(state)
+
+
+def test_fewer_samples_than_ranks_can_remain_since_the_last_step_is_completed():
+    with AsyncLoader(mixed(epoch=33), {"batch_size": 16, "shuffle": True}) as loader:
+        batches = [next(loader)["y"].tolist() for _ in range(2)]
+        state = loader.state_dict()
+        rest = next(loader)["y"].tolist()
+    for rank in range(3):
+        with AsyncLoader(mixed(epoch=33), {"batch_size": 16, "shuffle": True}, rank=rank, world_size=3) as loader:
+            loader.load_state_dict(state)
+            (last,) = [batch["y"].tolist() for batch in loader]
+        assert len(last) == 16
+        assert (last == rest) == (rank == 0)
+    assert all(len(batch) == 16 for batch in batches)
+
+
+def test_shares_that_differ_in_the_last_digits_are_another_order():
+    def loader(share):
+        return AsyncLoader(MixtureSource({"a": (SIM, share), "b": (REAL, 0.3)}), {"batch_size": 8, "shuffle": True})
+
+    with loader(0.7) as first:
+        next(first)
+        state = first.state_dict()
+    with pytest.raises(ResumeError, match=r"shares: a 0\.7, b 0\.3.* in the checkpoint, a 0\.70000001"):
+        loader(0.70000004).load_state_dict(state)
+
+
+def test_an_epoch_ends_with_a_source_with_all_or_after_a_number_of_samples():
+    for epoch, samples in (("sim", (300, 0)), ("real", (0, 20)), (None, (300, 20)), (100, (70, 30))):
+        with AsyncLoader(mixed(epoch=epoch), {"batch_size": 16}) as loader:
+            batches = [np.bincount(batch["source"], minlength=2) for batch in loader]
+            line = summary_lines(loader)[1]
+        assert (sum(batches) >= samples).all()
+        assert (sum(batches[:-1]) < samples).any()
+        assert f"{sum(batches)[1]} of real ({sum(batches)[1] / 20:.3g} × its 20)" in line
+
+
+def test_without_a_shuffle_each_source_comes_as_it_is_stored():
+    with AsyncLoader(mixed(), {"batch_size": 10, "shuffle": False}) as loader:
+        assert next(loader)["y"].tolist() == [*range(7), 1000, 1001, 1002]
+
+
+def test_repeated_samples_draw_new_random_numbers():
+    mixture = MixtureSource({"a": (arrays(50), 1), "b": (arrays(4, 1000), 1)})
+
+    def noisy(sample, rng):
+        return {**sample, "drawn": rng.integers(2**31)}
+
+    with AsyncLoader(mixture, {"batch_size": 10, "shuffle": True}, sample_transform=noisy) as loader:
+        drawn = np.concatenate([batch["drawn"] for batch in loader])
+    assert len({*drawn.tolist()}) == len(drawn) > 90
+
+
+def test_transforms_know_the_source():
+    mixture = mixed()
+
+    def halved(sample):
+        return {**sample, "x": sample["x"] * (1 - sample["source"])}
+
+    with AsyncLoader(mixture, {"batch_size": 10}, sample_transform=halved) as loader:
+        batch = next(loader)
+    assert not batch["x"][7:].any()
+    assert batch["x"][1:7].any()
+
+
+def test_a_mixture_of_mixtures_divides_its_share():
+    inner = MixtureSource({"p": (arrays(10), 1), "q": (arrays(30, 100), 3)})
+    outer = MixtureSource({"syn": (inner, 0.5), "real": (arrays(20, 1000), 0.5)}, epoch="syn")
+    assert (outer.names, outer.shares) == (("syn/p", "syn/q", "real"), (0.125, 0.375, 0.5))
+    check_contract(outer)
+    with AsyncLoader(outer, {"batch_size": 12, "shuffle": True}) as loader:
+        batches = [np.bincount(batch["source"], minlength=3) for batch in loader]
+    assert (sum(batches)[:2] >= [10, 30]).all()
+    assert (sum(batches[:-1])[:2] < [10, 30]).any()
+    for counts in batches:
+        assert counts[2] == counts[:2].sum() == 6  # within one of the outer shares, too
+
+
+def test_fields_of_a_source_get_the_keys_of_the_batch():
+    other = ArraySource({"image": np.full((6, 3), 9.0), "label": np.arange(6) + 50, "rest": np.zeros(6)})
+    sources = {"sim": (arrays(30), 1), "real": {"source": other, "share": 1}}
+    mixture = MixtureSource(sources, fields={"real": {"x": "image", "y": "label"}})
+    check_contract(mixture)
+    assert mixture.column("y").tolist() == [*range(30), *range(50, 56)]
+    assert mixture.column("source").tolist() == [0] * 30 + [1] * 6
+    with AsyncLoader(mixture, {"batch_size": 4}) as loader:
+        batch = next(loader)
+    assert (batch["y"].tolist(), batch["x"][2:].unique().tolist()) == ([0, 1, 50, 51], [9.0])
+
+
+def test_classes_are_numbered_alike_in_all_sources():
+    class Texts(ArraySource):
+        asked = None
+
+        def with_classes(self, classes):
+            made = type(self)(self._arrays)
+            made.asked = dict(classes)
+            return made
+
+    pairs = {"a": (Texts({"y": np.arange(3)}), 1), "b": (Texts({"z": np.arange(3)}), 2)}
+    mixture = MixtureSource(pairs, fields={"b": {"y": "z"}})
+    changed = mixture.with_classes({"y": ("auk", "owl")})
+    assert (changed.shares, changed.names) == (mixture.shares, mixture.names)
+    assert changed.sources[0].asked == {"y": ("auk", "owl")}
+    assert changed.sources[1].sources[0].asked == {"z": ("auk", "owl")}
+
+
+def test_a_subset_and_statistics_take_the_samples_of_all_sources():
+    assert len(SubsetSource(mixed(), [0, 319])) == 2
+    assert statistics(mixed())["x"].mean == pytest.approx(np.concatenate([np.arange(900.0), np.arange(60.0)]).mean())
+
+
+SIM, REAL = arrays(300), arrays(20)
+
+
+@pytest.mark.parametrize(
+    ("sources", "options", "message"),
+    [
+        ({"sim": (SIM, 0), "real": (REAL, 0.3)}, {}, "sources: sim has share 0; give a number above 0"),
+        ({"sim": (SIM, -0.5)}, {}, "sim has share -0.5"),
+        ({"sim": (SIM, float("nan"))}, {}, "sim has share nan"),
+        ({"sim": (SIM, True)}, {}, "sim has share True"),
+        ({"sim": SIM}, {}, "give a source and its share: 'sim'"),
+        ({"sim": {"source": SIM}}, {}, "give a source and its share: 'sim'"),
+        ({"sim": (3, 0.5)}, {}, "sources.sim: 3 is not a source"),
+        ({}, {}, "names no sources"),
+        ([SIM, REAL], {}, "names no sources"),
+        ({0: (SIM, 1)}, {}, "give a source and its share: '0'"),
+        ({"a": (MixtureSource({"b": (SIM, 1)}), 1), "a/b": (REAL, 1)}, {}, "two sources have one name: a/b, a/b"),
+        ({"sim": (arrays(0), 1)}, {}, r"sim has no samples \(ArraySource\)"),
+        (
+            {"sim": (SIM, 1)},
+            {"epoch": "rael"},
+            "epoch: 'rael' is not a whole number from 1 on or one of the sources sim",
+        ),
+        ({"sim": (SIM, 1)}, {"epoch": 0}, "epoch: 0 is not a whole"),
+        ({"sim": (SIM, 1)}, {"epoch": True}, "epoch: True is not a whole"),
+        ({"sim": (SIM, 1)}, {"source_key": "y"}, "source_key: the sources have a field 'y' of their own"),
+        ({"sim": (SIM, 1)}, {"fields": {"real": {}}}, "fields: 'real' is not one of the sources sim"),
+        ({"sim": (SIM, 1)}, {"fields": {"sim": {"x": "z"}}}, "fields: sim has no field 'z'; it has x, y"),
+        ({"sim": (SIM, 1)}, {"fields": {"sim": {"x": "x", "y": "x"}}}, "fields: sim has a field twice"),
+    ],
+)
+def test_bad_input_is_named(sources, options, message):
+    with pytest.raises(ConfigError, match=message):
+        MixtureSource(sources, **options)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            {"x": np.zeros((4, 5)), "y": np.arange(4)},
+            r"'x' has shape \(5,\) in 'real' .*, but \(3,\) in 'sim'",
+        ),
+        ({"x": np.zeros((4, 3), "f4"), "y": np.arange(4)}, "'x' has dtype float32 in 'real'.*float64 in 'sim'"),
+        ({"z": np.zeros((4, 3)), "y": np.arange(4)}, "'real' .* has dicts of z, y, but .* x, y; .*fields={'real'"),
+    ],
+)
+def test_sources_with_other_fields_are_named(other, message):
+    with pytest.raises(FormatError, match=message):
+        MixtureSource({"sim": (SIM, 1), "real": (ArraySource(other), 1)})
+
+
+@pytest.mark.parametrize(
+    ("used", "message"),
+    [
+        (lambda mixture: ConcatSource([mixture, SIM]), "would lose its shares; use its sources one by one"),
+        (lambda mixture: split(mixture, {"train": 0.5}), "would lose its shares"),
+        (lambda mixture: folds(mixture, 2), "would lose its shares"),
+        (
+            lambda mixture: AsyncLoader(mixture, {"batch_size": 4, "weights": np.ones(320)}),
+            "weights: sim .* would lose its shares",
+        ),
+        (
+            lambda mixture: AsyncLoader(mixture, {"batch_size": 4, "batch_by": "y"}),
+            "batch_by: sim .* would lose its shares",
+        ),
+    ],
+)
+def test_what_would_lose_the_shares_is_refused(used, message):
+    with pytest.raises(ConfigError, match=message):
+        used(mixed())
+
+
+@pytest.mark.parametrize("epoch", [None, 100])
+def test_a_share_too_small_for_one_sample_is_refused(epoch):
+    mixture = MixtureSource({"sim": (SIM, 1), "real": (REAL, 1e-9)}, epoch=epoch)
+    with pytest.raises(ConfigError, match=f"real has share 1e-09, too little .* an epoch of {epoch or 300} samples"):
+        AsyncLoader(mixture, {"batch_size": 4})
