@@ -25,6 +25,7 @@ from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache, ChunkedR
 from lit_async_data.sources.hdf5.readers.part_reader import RECENT_BYTES, fastest_reader
 from lit_async_data.sources.hdf5.readers.readers import Reader
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset, member_of
+from lit_async_data.sources.hdf5.select import Select
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors, h5py
 from lit_async_data.sources.hdf5.storage.handles import identity_of, open_h5py, refuse_external
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
@@ -185,14 +186,14 @@ class FileReader(contextlib.AbstractContextManager["FileReader"]):
                 if not out.ndim:
                     out[()] = file.dataset(stored.name, 0)[()]
                 elif isinstance(places, slice) and isinstance(chosen, range):
-                    part = np.array([chosen[places].start]), np.array([len(chosen[places])])
-                    file.cold = file.cold and reader.fetch(*part)
-                    reader.read_ranges(*part, out[places])
+                    part = Select(np.array([chosen[places].start]), np.array([len(chosen[places])]))
+                    file.cold = file.cold and reader.fetch(part)
+                    reader.read(part, out[places])
                 else:
                     wanted = np.asarray(chosen)
-                    file.cold = file.cold and reader.fetch(wanted[places], None)
+                    file.cold = file.cold and reader.fetch(Select(wanted[places]))
                     if isinstance(places, slice):
-                        reader.read(wanted[places], out[places])
+                        reader.read(Select(wanted[places]), out[places])
                     elif isinstance(reader, ChunkedReader):
                         reader.read_places(wanted, places, out)
 

@@ -287,7 +287,7 @@ def _contiguous(source: Source) -> list[PackedField]:
     for key, each in source.spec.fields.items():
         stored = [part.fields[key] for part in parts]
         dtype, classes, scalar, missing = each.dtype, each.classes or each.texts, not each.shape, False
-        if stored and scalar and dtype.kind in "iu" and all(field.plain and field.lengths is None for field in stored):
+        if stored and scalar and dtype.kind in "iu" and all(field.plain for field in stored):
             dtype = np.result_type(*(field.values.dtype.newbyteorder("=") for field in stored))
         if scalar and classes:
             missing = bool((source.column(key) == IGNORED).any())
@@ -303,7 +303,7 @@ def _packings(source: HDF5Source) -> dict[str, dict[str, Any]]:
     for part in parts if keys else ():
         with as_source_errors(part.path, "cannot be read", file=part.path), open_h5py(part.path, source.files) as file:
             for key in keys:
-                found: Any = file[part.fields[key].stored.name].attrs
+                found: Any = file[part.fields[key].values.name].attrs
                 packing = {name: found[name] for name in PACKING if name in found}
                 first = packings.setdefault(key, packing)
                 if len({str([(n, np.asarray(each[n]).tobytes()) for n in each]) for each in (first, packing)}) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import numbers
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import ConfigError, counted, few
+from lit_async_data.errors import ConfigError, MissingError, counted, few
 from lit_async_data.options import MAX_SEED, explains_names, whole
 from lit_async_data.order.permutation import Indices, Words, derived_keys
 from lit_async_data.order.weights import SampleClasses
@@ -263,6 +264,9 @@ def _sample_keys(source: Source, places: Places, seed: int) -> Words:
         what = f"each sample is a window that shares values with the next {overlap}, so the sides would share values; "
         if len(places.parts) > 1:
             what += "groups='file' or groups='group' keeps the windows of a file or group together, "
+        with contextlib.suppress(MissingError):
+            source.column("episode")
+            what += "groups='episode' those of an episode, "
         raise ConfigError(f"{what}groups='time' cuts with a gap", "groups")
     parts = derived_keys(seed, hashed([part.name for part in places.parts]))
     return derived_keys(parts[places.which], places.rows)

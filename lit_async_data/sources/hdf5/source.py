@@ -110,8 +110,12 @@ class HDF5Source(Source):
             one for each part. Or the name of a dataset in each part that holds them.
         rate: Rows per second, if ``rows`` are seconds, for the nearest row: a number, a dataset in each part that holds
             it, or an attribute (`Field`); if that is of a single number (NWB's ``starting_time``), row 0 is then.
-        stride: Rows from one sample to the next; 1 by default. Sample k has row ``first + k·stride`` of its part, as
-            long as all of its windows without ``pad`` lie inside the part; ``first`` is the first row where they do.
+        episodes: How each part is divided into episodes, which windows never cross, and beyond which ``pad`` fills
+            them: the name of a dataset with an id for each row; or ``{"flags": NAME}``, non-zero in the last row of
+            each (several names: if one of them is), ``{"ends": NAME}``, ``{"lengths": NAME}``, or ``{"starts": NAME,
+            "lengths": NAME}``. `column` and ``split(groups=)`` know them as ``"episode"``. None: a part is one.
+        stride: Rows from one sample to the next; 1 by default. Sample k has row ``first + k·stride`` of its part, or
+            episode, as long as all of its windows without ``pad`` lie inside; ``first`` is the first row where they do.
             Windows never cross parts.
         table: A table with one row for each file, group or subject, of any kind that `ManifestSource` takes. Fields
             with the name of a column take its values: numbers as they are, text as classes (`Field`).
@@ -149,8 +153,8 @@ class HDF5Source(Source):
         MissingError: A file or dataset does not exist.
         FormatError: A file is not HDF5, or a dataset cannot be a field.
         ManifestError: The table lacks a row, or has two for one file, group or subject.
-        ConfigError: ``fields``, ``layout``, ``group``, ``rows``, ``rate``, ``stride`` or ``exclude`` do not fit the
-            files, or ``cache_dir`` is not a folder of yours alone.
+        ConfigError: ``fields``, ``layout``, ``group``, ``rows``, ``rate``, ``episodes``, ``stride`` or ``exclude`` do
+            not fit the files, or ``cache_dir`` is not a folder of yours alone.
 
     Example:
         >>> import h5py, numpy, tempfile
@@ -178,6 +182,7 @@ class HDF5Source(Source):
         sample: Literal["row", "group", "dataset"] = "row",
         rows: Mapping[str, Any] | str | ArrayLike | None = None,
         rate: float | FieldLike | None = None,
+        episodes: str | Mapping[str, str | Sequence[str]] | None = None,
         stride: int | None = None,
         table: Any = None,
         on: On | None = None,
@@ -210,6 +215,7 @@ class HDF5Source(Source):
                 allow_external=allow_external,
                 alone=len(names) == 1,
                 rate=rate,
+                episodes=episodes,
                 files=files,
             )
             identities, found = _inspected(list(names), request, IndexCache(cache if cache_dir is None else cache_dir))
@@ -295,6 +301,12 @@ class HDF5Source(Source):
             found.append(contract.Part(part.path, part.group, name, part.anchors.count, rows))
         return tuple(found)
 
+    def places(self) -> contract.Places:
+        """The part and row of each sample, where windows of one episode share rows with none of another."""
+        places, parts = super().places(), self._opened.parts
+        apart = [part.own_episodes * part.anchors.count for part in parts if part.given_episodes]
+        return dataclasses.replace(places, rows=places.rows + np.concatenate(apart)) if apart else places
+
     @property
     def stored_parts(self) -> tuple[StoredPart, ...]:
         """How each part stores each field: for tools that describe or copy files."""
@@ -330,8 +342,13 @@ class HDF5Source(Source):
     def column(self, name: str) -> npt.NDArray[Any]:
         """One value for each sample: a field of single numbers, a column of the table, or a dataset in each part.
 
-        Where each group or dataset is a sample, ``"group"`` is its file and name.
+        Where each group or dataset is a sample, ``"group"`` is its file and name. With ``episodes``, ``"episode"`` is
+        the number of the episode, counted over all parts.
         """
+        if name == "episode" and self._opened.parts[0].given_episodes is not None:
+            firsts = np.cumsum([0, *(len(part.episodes.begins) for part in self._opened.parts)])
+            pairs = zip(firsts[:-1], self._opened.parts, strict=True)
+            return np.concatenate([first + part.own_episodes for first, part in pairs])
         if name == "group" and self._opened.parts[0].names is not None:
             places = self.locate(range(len(self)))
             return np.array([f"{self._opened.names[place.file]}:{place.group}" for place in places], object)
@@ -419,6 +436,8 @@ def _stored_fields(chosen: Mapping[str, Field], joined: JoinedTable | None) -> d
 def _inspected(
     paths: Sequence[str], request: PartRequest, cache: IndexCache
 ) -> tuple[dict[str, FileIdentity], list[StoredPart]]:
+    if request.episodes is not None and request.sample != "row":
+        raise ConfigError("goes with samples that are rows; leave it out", "episodes")
     request.files.open_all(paths)
     inspect = inspect_file if request.sample == "row" else inspect_groups
     found = {path: inspect(path, request, cache) for path in paths}
@@ -432,4 +451,4 @@ def _fits(part: StoredPart, grouping_key: str) -> bool:
     """Whether samples of one chunk of the grouping field never read several chunks of another compressed field."""
     rows = part.fields[grouping_key].values.chunk_rows
     others = (field for key, field in part.fields.items() if key != grouping_key and field.values.filtered)
-    return all(field.values.chunk_rows <= rows and field.span[1] - field.span[0] == 1 for field in others)
+    return all(field.values.chunk_rows <= rows and field.regular and field.window.length == 1 for field in others)

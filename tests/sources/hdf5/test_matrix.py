@@ -386,6 +386,19 @@ USES = {
         },
         "layout": "CN",
     },
+    "chosen rows": {
+        "fields": {"x": Field("eeg", offsets=[0, -7, -2]), "y": Field(["stage", "audio"], offsets=[1, 9])},
+        "layout": {"x": "CN"},
+    },
+    "chosen rows, padded, beside actions": {
+        "fields": {
+            "x": Field("eeg", offsets=[-15, -5, 0], pad="last", dtype="float32"),
+            "z": Field("record.at.x", offsets=[40, 5, 5, -40], pad="zero"),
+            "y": Field("table", window=(0, 16), pad="last"),
+        },
+        "layout": {"x": "CN"},
+        "stride": 3,
+    },
     "padded with zero": {
         "fields": {
             "x": Field("audio", window=(-3, 9), pad="zero"),
@@ -463,13 +476,15 @@ def fields_of(draw, dtype):
         st.integers(-4, 4),
         st.tuples(st.integers(-5, 4), st.integers(1, 9)).map(lambda pair: (pair[0], sum(pair))),
         st.tuples(st.integers(-5, 4), st.integers(1, 9), st.integers(1, 4)).map(lambda n: (n[0], n[0] + n[1], n[2])),
+        st.lists(st.integers(-5, 5), min_size=1, max_size=4),
     )
     fields = {}
     for key in "xyz"[: draw(st.integers(1, 3))]:
         chosen = draw(window)
-        pad = draw(st.sampled_from([None, "last", "zero"])) if isinstance(chosen, tuple) else None
+        pad = draw(st.sampled_from([None, "last", "zero"])) if isinstance(chosen, tuple | list) else None
+        rows = {"offsets" if isinstance(chosen, list) else "window": chosen}
         to = draw(st.sampled_from([None, None, "f8"])) if dtype.kind in "iu" and dtype.itemsize < 8 else None
-        fields[key] = Field("data", window=chosen, pad=pad, dtype=to)
+        fields[key] = Field("data", **rows, pad=pad, dtype=to)
     return fields
 
 
@@ -511,7 +526,7 @@ def test_any_fields_of_any_datasets(*, letters, rows, dtype, stride, file_option
         except OSError:
             reject()  # libhdf5 allocates chunks early that it cannot read, where no filter made them smaller
         # Windows that all end before their anchor: whether that may lie behind the last row, the text leaves open.
-        if max((field.span[1] for field in fields.values() if not field.pad), default=1) < 1:
+        if max((max(field.steps) + 1 for field in fields.values() if not field.pad), default=1) < 1:
             reject()
         if len(model):
             check(path, fields, **options)

@@ -55,7 +55,7 @@ class Model:
                 found = [sample_at(tables[n][0], of, row, channel=channel) for (n, _), row in zip(anchors, rows)]
                 channels += [delivered(np.stack(found), of)] if found else []
             if channels:
-                axis = 2 if isinstance(field.window, tuple) else 1
+                axis = 1 if steps_of(field) is None else 2
                 self.values[key] = np.stack(channels, axis) if field.stacked else channels[0]
                 if field.pad:
                     self.values[key + "_mask"] = np.stack([real(tables[part][0], field, row) for part, row in anchors])
@@ -163,18 +163,22 @@ def padded(group, field):
     return table, lengths
 
 
+def steps_of(field):
+    """The rows of a window, relative to the anchor; None if rows have no axis of their own."""
+    if isinstance(field.offsets, tuple):
+        return list(field.offsets)
+    return list(range(*field.window)) if isinstance(field.window, tuple) else None
+
+
 def window_fits(field, row, rows):
     """Whether all rows of a sample exist."""
-    window = field.window
-    steps = range(*window) if isinstance(window, tuple) else [window or 0]
-    return row + steps[0] >= 0 and row + steps[-1] < rows
+    return all(0 <= row + step < rows for step in steps_of(field) or [field.window or 0])
 
 
 def all_anchors(parts, fields, stride):
     """Part and row of each sample."""
     fields = {key: field for key, field in fields.items() if not field.pad}
-    spans = [field.window if isinstance(field.window, tuple) else (field.window or 0,) for field in fields.values()]
-    first = min((span[0] for span in spans), default=0)
+    first = min((min(steps_of(field) or [field.window or 0]) for field in fields.values()), default=0)
     lengths = [len(next(iter(part.tables.values()))[0]) for part in parts]
     return [
         (part, row)
@@ -199,9 +203,9 @@ def indices_of(rows):
 
 
 def sample_at(table, field, row, *, channel):
-    if not isinstance(field.window, tuple):
+    if steps_of(field) is None:
         return table[row + (field.window or 0)]
-    rows = [row + step for step in range(*field.window)]
+    rows = [row + step for step in steps_of(field)]
     sample = np.stack([table[min(max(row, 0), len(table) - 1) if field.pad else row] for row in rows])
     if field.pad == "zero":
         sample[~real(table, field, row)] = 0
@@ -210,7 +214,7 @@ def sample_at(table, field, row, *, channel):
 
 def real(table, field, row):
     """Which rows of a window are there."""
-    return np.array([0 <= row + step < len(table) for step in range(*field.window)])
+    return np.array([0 <= row + step < len(table) for step in steps_of(field)])
 
 
 def delivered(values, field):

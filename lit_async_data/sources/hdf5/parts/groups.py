@@ -32,7 +32,6 @@ from lit_async_data.sources.hdf5.parts.part import Lacking, PartRequest, StoredP
 from lit_async_data.sources.hdf5.parts.samples import KEY
 from lit_async_data.sources.hdf5.parts.stored_field import (
     StoredField,
-    WindowStarts,
     delivered_spec,
     numbered_row,
     padded_fields,
@@ -41,6 +40,7 @@ from lit_async_data.sources.hdf5.schema import encoded
 from lit_async_data.sources.hdf5.schema.categories import Coded, Conversion, enumerated, find_coded, is_numbered
 from lit_async_data.sources.hdf5.schema.field import IMAGE, VARIABLE, Field, check_options, chosen_groups, names_in
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset, axes, in_group, open_dataset
+from lit_async_data.sources.hdf5.select import Episodes, WindowStarts
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors, context_of, h5py
 from lit_async_data.sources.hdf5.storage.handles import identity_of, open_h5py
@@ -80,7 +80,7 @@ def inspect_groups(path: str, request: PartRequest, cache: IndexCache) -> tuple[
         names = next(iter(listed.values()))["names"]
         there = {key: each for key, each in listed.items() if key not in absent}
         stored = {key: _field(group, key, names_of[key], request, each) for key, each in there.items()}
-    anchors = WindowStarts.within(len(names), [(0, 1)], request.stride)
+    anchors = WindowStarts.within(Episodes.whole(len(names)), (0, 1), request.stride)
     place = EACH if request.sample == "group" else next(iter(names_of.values()))
     lacking = {key: Lacking(each["lacking"], each["why"]) for key, each in listed.items() if len(each["lacking"])}
     return identity, [StoredPart(path, place, stored, anchors, names=names, lacking=lacking, absent=absent)]
@@ -101,17 +101,17 @@ def with_absent(parts: Sequence[StoredPart], request: PartRequest) -> list[Store
 
 
 def _absent(of: StoredField, part: StoredPart) -> StoredField:
-    stored, sequences = of.values, of.sequences
+    stored, kind = of.values, of.stored
     assert part.names is not None
     count = len(part.names)
     kept = None if stored.kept is None else np.full(count, IGNORED if of.text else 0, stored.dtype)
     rows = dataclasses.replace(stored, path=part.path, shape=(count, *stored.shape[1:]), names=part.names, kept=kept)
-    if sequences:
-        first: Any = sequences
-        places, chunks = (np.repeat(each[:1], count, axis=0) for each in (first.references, first.chunks))
-        sequences = dataclasses.replace(sequences, rows=rows, references=places, chunks=chunks)
-    images = of.images and dataclasses.replace(of.images, rows=rows)
-    return dataclasses.replace(of, stored=rows, images=images, sequences=sequences)
+    if isinstance(kind, StoredDataset):
+        return dataclasses.replace(of, stored=rows)
+    own: dict[str, Any] = {"values": rows}
+    if isinstance(kind, encoded.StoredSequences):
+        own |= {name: np.repeat(getattr(kind, name)[:1], count, axis=0) for name in ("references", "chunks")}
+    return dataclasses.replace(of, stored=dataclasses.replace(kind, **own))
 
 
 def _listed(
@@ -381,16 +381,16 @@ def _field(group: OpenGroup, key: str, name: str, request: PartRequest, columns:
         rows = encoded.datasets_as_rows(path, name, columns["offsets"], columns["sizes"], names=names)
         file: Any = group.file
         images = encoded.images_of(field, rows, lambda row: np.asarray(file[in_group(name, names, row)][()]).tobytes())
-        return StoredField(images.rows, images.decoder.spec, images=images)
+        return StoredField(images, images.decoder.spec)
     sequences = _as_one(group, name, request.layouts.get(key), names, columns)
-    stored = sequences.rows
+    stored = sequences.values
     native = stored.dtype.newbyteorder("=")
     first = dataclasses.replace(_coded_alike(group, name, names), name=name)
     numbering, row = numbered_row(first, field, dataclasses.replace(stored.spec, dtype=native), stored, where)
     spec = delivered_spec(field, row, where)
     converted = (numbering and numbering.targets) or spec.dtype != stored.spec.dtype
     conversion = Conversion(stored, numbering=numbering, null=field.null) if converted else None
-    return StoredField(stored, spec, conversion=conversion, sequences=sequences if stored.shape[1:] else None)
+    return StoredField(sequences if stored.shape[1:] else stored, spec, conversion=conversion)
 
 
 def _coded_alike(group: OpenGroup, name: str, names: Any) -> Coded:
@@ -411,12 +411,12 @@ def _coded_alike(group: OpenGroup, name: str, names: Any) -> Coded:
 
 def with_lengths(parts: list[StoredPart], request: PartRequest) -> list[StoredPart]:
     for key, field in request.fields.items() if parts[0].names is not None else ():
-        found = [part.fields[key].sequences for part in parts]
-        lengths = np.unique(np.concatenate([each.lengths for each in found if each] or [np.ones(1, np.int64)]))
-        uneven = None not in found and (len(lengths) > 1 or not lengths[0])
+        found = list(filter(None, (part.fields[key].sequences for part in parts)))
+        lengths = np.unique(np.concatenate([each.lengths for each in found] or [np.ones(1, np.int64)]))
+        uneven = len(found) == len(parts) and (len(lengths) > 1 or not lengths[0])
         asked = any(getattr(field, each) != getattr(Field, each) for each in VARIABLE) and not field.decode
         for number, part in enumerate(parts):
-            plain = {key: dataclasses.replace(part.fields[key], sequences=None)}
+            plain = {key: dataclasses.replace(part.fields[key], stored=part.fields[key].values)} if found else {}
             fields = _padded(part, key, request) if uneven or asked else plain
             parts[number] = dataclasses.replace(part, fields={**part.fields, **fields})
     return parts
@@ -427,7 +427,7 @@ def _padded(part: StoredPart, key: str, request: PartRequest) -> dict[str, Store
     sequences = of_key.sequences
     if sequences is None or key in request.layouts or field.classes or length_key(key) in request.fields:
         needs = f"need an axis, no layout, no classes, and the key {length_key(key)!r} for their lengths"
-        raise ConfigError(f"{of_key.stored}: samples of variable length {needs}; change the field", f"fields.{key}")
+        raise ConfigError(f"{of_key.located}: samples of variable length {needs}; change the field", f"fields.{key}")
     row = dataclasses.replace(sequences.spec, shape=sequences.spec.shape[1:])
     spec = encoded.padded_spec(sequences.lengths, field.max_length, row, of_key.values)
     return padded_fields(key, field, dataclasses.replace(sequences, spec=spec))
@@ -455,9 +455,9 @@ def _as_one(group: OpenGroup, name: str, layout: str | None, names: Array, colum
         one = first.index or ChunkIndex(first.shape, (1,) * len(first.shape), *places, plain, 0)
         index = ChunkIndex((1, *one.shape), (len(names), *one.grid), *places, one.filters, one.fill)
         _check_inside(group, name, names, index, ends)
-        return dataclasses.replace(sequences, rows=dataclasses.replace(stored, index=index))
+        return dataclasses.replace(sequences, values=dataclasses.replace(stored, index=index))
     slow = first.slow or "its samples store it in different ways or in 4 GiB, or a library that decodes it is missing"
-    return dataclasses.replace(sequences, rows=dataclasses.replace(stored, slow=slow))
+    return dataclasses.replace(sequences, values=dataclasses.replace(stored, slow=slow))
 
 
 def _check_inside(group: OpenGroup, name: str, names: Array, index: ChunkIndex, ends: Indices) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,11 +21,12 @@ from lit_async_data.sources.files.files import LOCAL, Files
 from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.hdf5.index.index import IndexCache
 from lit_async_data.sources.hdf5.parts import stored_field
-from lit_async_data.sources.hdf5.parts.stored_field import Span, StoredField, WindowStarts
+from lit_async_data.sources.hdf5.parts.stored_field import StoredField
 from lit_async_data.sources.hdf5.schema.categories import Coded, Conversion, as_texts, enumerated, find_coded, numbered
-from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
+from lit_async_data.sources.hdf5.schema.encoded import StoredRanges, episodes_of, one_of_each, times_of
 from lit_async_data.sources.hdf5.schema.field import Field, chosen_groups
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset, in_group, member_of, members
+from lit_async_data.sources.hdf5.select import Episodes, Span, TimedWindow, Window, WindowStarts
 from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, as_source_errors, h5py
 from lit_async_data.sources.hdf5.storage.handles import identity_of, open_h5py
 from lit_async_data.sources.hdf5.storage.open_file import ExternalFiles
@@ -80,7 +82,7 @@ def _is_plain(part: StoredPart, key: str) -> bool:
     anchors, field = part.anchors, part.fields[key]
     # Windows of other fields may exclude rows at either end.
     all_rows = anchors.chosen is None and (anchors.first, anchors.stride, anchors.count) == (0, 1, part.rows)
-    return field.stored is field.values and field.span == (0, 1) and all_rows
+    return field.regular and field.window.span == (0, 1) and all_rows
 
 
 def _grouping(parts: Sequence[StoredPart], key: str, chunks_per_run: int) -> ChunkGrouping:
@@ -100,9 +102,9 @@ def _grouped_extents(part: StoredPart, key: str, chunks_per_run: int) -> tuple[I
     """For each group of samples that begin in the same chunks: its samples, and its first and last chunk."""
     field, anchors = part.fields[key], part.anchors
     rows = field.values.chunk_rows
-    if anchors.chosen is None and field.stored is field.values:
+    if anchors.chosen is None and field.regular:
         # By arithmetic, since there may be very many samples: the first sample whose window begins in the next chunks.
-        first = anchors.first + field.span[0]
+        first = anchors.first + field.window.span[0]
         last, run = first + (anchors.count - 1) * anchors.stride, rows * chunks_per_run
         borders = np.arange(first // run + 1, last // run + 1) * run
         begins = np.append(0, -((first - borders) // anchors.stride))
@@ -134,6 +136,7 @@ class PartRequest:
     allow_external: bool
     alone: bool = True  # whether there is one file
     files: Files = LOCAL
+    episodes: Any = None  # the datasets that bound episodes, as the user gave them; None if each part is one
     rate: Any = None  # rows per second, or the field that holds this number, if ``rows`` are seconds
 
 
@@ -168,19 +171,30 @@ class StoredPart:
     table_rows: Indices | None = None
     lacking: Mapping[str, Lacking] = dataclasses.field(default_factory=dict)  # by batch key
     absent: Mapping[str, SourceError] = dataclasses.field(default_factory=dict)  # why no row has a field, by batch key
+    given_episodes: Episodes | None = None  # None if the part is one
     clock: Clock | None = None  # turns seconds into rows, if the user chose rows by seconds
 
     @property
     def rows(self) -> int:
-        return 0 if self.empty else next(each.stored.rows for each in self.fields.values() if each.at is None)
+        return 0 if self.empty else _anchored(self.fields)[0]
 
     @property
     def own_rows(self) -> Indices:
         return self.anchors.rows(np.arange(self.anchors.count))
 
     @property
-    def anchor_range(self) -> Span:
-        return stored_field.anchor_range(self.rows, [field.inside for field in self.fields.values()])
+    def own_episodes(self) -> Indices:
+        return self.episodes.number(self.own_rows)
+
+    @property
+    def episodes(self) -> Episodes:
+        return self.given_episodes or Episodes.whole(self.rows)
+
+    @property
+    def inside(self) -> Span:
+        """The rows around an anchor that must lie inside its episode."""
+        begins, ends = zip((0, 1), *(field.window.inside for field in self.fields.values()), strict=True)
+        return min(begins), max(ends)
 
     @property
     def external(self) -> ExternalFiles:
@@ -188,10 +202,25 @@ class StoredPart:
 
     @property
     def overlap(self) -> int:
-        spans = [field.span for field in self.fields.values()]
+        """The largest number of later samples that share rows with a sample."""
+        spans = [field.window.span for field in self.fields.values()]
         # Padding repeats rows between a window and the anchor.
-        spans += [(0, 1)] if any(field.pad for field in self.fields.values()) else []
+        spans += [(0, 1)] if any(field.window.pad for field in self.fields.values()) else []
         return self.anchors.overlap(max(end for _, end in spans) - min(begin for begin, _ in spans))
+
+    @property
+    def timed(self) -> list[TimedWindow]:
+        """Windows whose times may lack a row."""
+        windows = [field.window for field in self.fields.values()]
+        return [each for each in windows if isinstance(each, TimedWindow) and not each.pad]
+
+    def complete(self, rows: Indices) -> npt.NDArray[np.bool_]:
+        """Whether all windows without ``pad`` around these rows are complete."""
+        firsts, lasts = self.episodes.of(rows).anchors(self.inside)
+        whole = np.asarray((rows >= firsts) & (rows <= lasts))
+        for each in self.timed:
+            whole[whole] = each.real(rows[whole]).all(axis=1)
+        return whole
 
     def dataset_key(self, stored: StoredDataset) -> str:
         """The name of a dataset within its group, the same for all groups, and the sample axis, which fields choose."""
@@ -201,12 +230,12 @@ class StoredPart:
         """The rows that are read around an anchor, by `dataset_key`; None for datasets without a row per anchor."""
         spans: dict[str, Span | None] = {}
         for field in self.fields.values():
-            if isinstance(field.stored, StoredRanges) or field.at:
+            if not field.regular or field.window.at:
                 spans |= dict.fromkeys(map(self.dataset_key, field.datasets), None)
                 continue
             for key in map(self.dataset_key, field.datasets):
-                begin, end = spans.get(key) or field.reach
-                spans[key] = min(begin, field.reach[0]), max(end, field.reach[1])
+                begin, end = spans.get(key) or field.window.reach
+                spans[key] = min(begin, field.window.reach[0]), max(end, field.window.reach[1])
         return spans
 
     def sample(self, dataset: str | None, row: int, among: Indices) -> int | None:
@@ -216,19 +245,19 @@ class StoredPart:
         for field in self.fields.values():
             first, last = field.extent(anchors)
             own = [dataclasses.replace(each, **names).dataset(row) for each in field.datasets]
-            if isinstance(field.stored, StoredRanges) and dataset == field.stored.name:
-                first = last = field.own(anchors)  # rows of the sparse matrix itself
+            if isinstance(field.stored, StoredRanges) and dataset == field.located.name:
+                first = last = field.window.own(anchors)  # rows of the sparse matrix itself
             elif dataset not in own:
                 continue
             reads = (first <= row) & (row <= last)
-            if field.step > 1:
-                reads &= (field.window_rows(anchors) == row).any(axis=1)
+            if not field.window.consecutive:
+                reads &= (field.window.rows(anchors) == row).any(axis=1)
             if reads.any():
                 return int(among[reads.argmax()])
         return None
 
     def lacks(self, key: str, anchors: Indices) -> Indices:
-        rows = self.fields[key].own(anchors)
+        rows = self.fields[key].window.own(anchors)
         return rows[np.isin(rows, self.lacking[key].rows if key in self.lacking else [])]
 
     def lack(self, key: str, row: int) -> SourceError:
@@ -255,11 +284,7 @@ class StoredPart:
         ):
             group = OpenGroup(file, self.path, self.group, IndexCache(None), allow_external)
             coded = find_coded(group, group.name(name))
-            dataset, member = group.whole_member(f"/{coded.name.strip('/')}", "")
-            if dataset.shape not in ((self.rows,), (1, self.rows), (self.rows, 1)):  # as MATLAB stores vectors
-                what = f"has shape {dataset.shape}; it must have one value for each of the {self.rows} rows"
-                raise FormatError(what, file=self.path, dataset=name, place=f"{self.path}:{dataset.name}")
-            values = member_of(dataset[...].reshape(-1), member)
+            values = one_of_each(group, f"/{coded.name.strip('/')}", self.rows)
         if h5py.check_string_dtype(values.dtype) is not None:
             stored = StoredDataset(self.path, coded.name, values.shape, values.dtype, 0, FieldSpec((), values.dtype))
             values = np.array(as_texts(values.tolist(), stored), object)
@@ -276,17 +301,21 @@ class StoredPart:
         return f"{row / at.rate + at.start:.9g} s at {at.rate:.9g} Hz, row {row}," if at else f"{row}"
 
     def at(self, rows: Indices) -> StoredPart:
-        first, last = self.anchor_range
-        wrong = (rows < first) | (rows > last)
+        wrong = ~self.complete(rows)
         if wrong.any():
-            row = int(rows[wrong.argmax()])
+            row = rows[wrong][:1]
+            first, last = (int(each[0]) for each in self.episodes.of(row).anchors(self.inside))
             where = f"one of the {self.rows} rows of {self}"
-            what = f"is not {where}" if not 0 <= row < self.rows else f"is {where}, but its window leaves them"
+            what, cure = f"is {where}, but its window leaves them", "others Field(pad='last')"
+            cure = f"; windows inside them need rows {first} to {last}, {cure}"
+            if not 0 <= row[0] < self.rows:
+                what, cure = f"is not {where}", cure * ((first, last) != (0, self.rows - 1))
+            elif first <= row[0] <= last:
+                lacks = next(each for each in self.timed if not each.real(row).all())
+                what, cure = f"is {where}, without {lacks}", "; leave it out, or write Field(pad='last')"
             if last < first:
-                span = "; no row has its windows inside: shorten them, or name the axis of the rows N in layout="
-            else:
-                span = f"; windows inside them need rows {first} to {last}, others Field(pad='last')"
-            raise ConfigError(f"{self.named(row)} {what}{'' if first == 0 and last == self.rows - 1 else span}", "rows")
+                cure = "; no row has its windows inside: shorten them, or name the axis of the rows N in layout="
+            raise ConfigError(f"{self.named(int(row[0]))} {what}{cure}", "rows")
         return dataclasses.replace(self, anchors=WindowStarts.at(rows))
 
 
@@ -310,10 +339,14 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
         what = "'anchor' needs rows=NAME, a dataset; if rows are an array, write it into the file, or leave this field "
         what += "out and take labels[batch['index']], with return_indices=True"
         raise ConfigError(what, f"fields.{next(iter(of_anchors))}.per")
-    _check_lengths(group.path, fields, chosen=request.rows is not None)
-    rows = next(iter(fields.values())).stored.rows
-    spans = [field.inside for field in fields.values()]
-    packed = group.node(PACKED_PARTS) if any(field.window is not None for field in request.fields.values()) else None
+    rows, anchored = _anchored(fields)
+    _check_lengths(group.path, anchored, chosen=request.rows is not None)
+    episodes = None if request.episodes is None else episodes_of(group, request.episodes, rows)
+    clock = next((each.time for each in request.fields.values() if each.time and not each.seconds), None)
+    read = functools.cache(functools.partial(times_of, group, episodes))
+    change = functools.cache(functools.partial(_placed, read, clock, rows, episodes))  # a mask shares its field's
+    fields = {key: each.with_window(change) for key, each in fields.items()}
+    packed = group.node(PACKED_PARTS) if any(field.rows is not None for field in request.fields.values()) else None
     if isinstance(packed, h5py.Dataset) and len(packed) > 1 and request.rows is None:
         what = "were packed end to end, and windows cross them; pack again with --keep-parts"
         log.warning("%s: the %d parts that %s names %s", group.path, len(packed), packed.name, what)
@@ -325,8 +358,12 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
     lost = {key: of.sequences.lost for key, of in (fields | of_anchors).items() if of.sequences}
     outside = b"refers to a place outside of the file; restore the file"
     lacking = {key: Lacking(own, np.array([outside] * len(own))) for key, own in lost.items() if len(own)}
-    anchors, clock = WindowStarts.within(rows, spans, request.stride), _clock(group, request.rate)
-    part = StoredPart(group.path, group.group, fields, anchors, lacking=lacking, clock=clock)
+    part = StoredPart(group.path, group.group, fields, WindowStarts(0, 1, rows), lacking=lacking)
+    part = dataclasses.replace(part, clock=_clock(group, request.rate), given_episodes=episodes)
+    part = dataclasses.replace(part, anchors=WindowStarts.within(part.episodes, part.inside, request.stride))
+    if part.timed and not (there := part.complete(part.own_rows)).all():
+        anchors = WindowStarts.at(part.own_rows[there]) if there.any() else WindowStarts(0, 1, 0)
+        part = dataclasses.replace(part, anchors=anchors)
     if request.rows is not None:
         dataset, member = group.whole_member(request.rows, "rows: ")
         where = f"{group.path}:{dataset.name}"
@@ -363,8 +400,41 @@ def _inspect_fields(
     return fields, of_anchors, empty
 
 
+def _anchored(fields: Mapping[str, StoredField]) -> tuple[int, dict[str, StoredField]]:
+    """The number of rows, and the fields that have them: all without seconds, if there are such; else the first."""
+    own = [(key, field) for key, field in fields.items() if field.window.at is None]
+    found = dict([pair for pair in own if not isinstance(pair[1].window, TimedWindow)] or own[:1])
+    return next(iter(found.values())).located.rows, found
+
+
+def _placed(
+    read: Callable[..., npt.NDArray[Any]], clock: str | None, rows: int, episodes: Episodes | None, window: Window
+) -> Window:
+    """A window in the episodes of its part, and with the times of its rows and of the anchors, which ``read`` gives."""
+    if not isinstance(window, TimedWindow):
+        return window if episodes is None else dataclasses.replace(window, episodes=episodes)
+    of, count = episodes or window.episodes, int(window.episodes.ends[-1])
+    if episodes and (count != rows or (np.append(0, of.ends) != np.append(of.begins, rows)).any()):
+        what = f"{window.time} has {count} times for {rows} rows; with episodes=, each row needs a time and an episode"
+        raise ConfigError(f"{what}, or write a group or file for each episode", "episodes")
+    stored = read(window.time, count), read(clock or window.time, rows)
+    times, anchor_times = (each.astype(np.float64, copy=False) for each in stored)
+    number, intervals = of.number(np.arange(count)), np.diff(times)
+    if (intervals <= 0).any():  # episodes that begin at 0 are put one after the other
+        apart = number * (np.ptp(np.concatenate([times, anchor_times])) + 1)
+        times, anchor_times = times + apart, anchor_times + apart
+    within = intervals[np.diff(number) == 0]
+    interval = float(np.median(within)) if len(within) else 0.0
+    limit = interval / (1 if window.backward else 2) if window.tolerance is None else window.tolerance
+    # Far from 0, the times themselves are rounded, in float32 to more than a thousandth of the interval.
+    rounded = max(float(np.spacing(np.abs(each).max())) for each in stored)
+    slack = min(max(interval / 1000, rounded), interval / 4)
+    placed: dict[str, Any] = {"times": times, "anchor_times": anchor_times, "slack": slack}
+    return dataclasses.replace(window, episodes=of, tolerance=limit, **placed)
+
+
 def _check_lengths(path: str, fields: Mapping[str, StoredField], *, chosen: bool) -> None:
-    lengths = {field.stored: field.stored.rows for field in fields.values()}
+    lengths = {field.located: field.located.rows for field in fields.values()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{stored.name} has {n}" for stored, n in lengths.items())
         advice = _advice(fields, chosen=chosen)
@@ -413,7 +483,7 @@ def kept_field(
     numbering, row = stored_field.numbered_row(Coded(name, enumerated(values.dtype)), field, stored.spec, stored, where)
     spec = stored_field.delivered_spec(field, row, where)
     convert = Conversion(stored, numbering=numbering)
-    kept = convert(values.astype(native), np.arange(len(values)), spec.dtype).astype(spec.dtype)
+    kept = convert(values.astype(native), lambda: np.arange(len(values)), spec.dtype).astype(spec.dtype)
     return StoredField(dataclasses.replace(stored, dtype=kept.dtype, spec=spec, kept=kept), spec)
 
 
@@ -443,10 +513,10 @@ def _clock(group: OpenGroup, given: Any) -> Clock | None:
 
 def _at_anchors(field: StoredField, part: StoredPart) -> StoredField:
     rows, numbers = np.unique(part.own_rows, return_index=True)
-    if field.stored.rows != part.anchors.count or len(rows) < part.anchors.count:
-        what = f"has {field.stored.rows} values for {part.anchors.count} anchors, at {len(rows)} different rows"
-        raise FormatError(f"{field.stored}: {what}; per='anchor' needs a value and a row of its own for each")
-    return dataclasses.replace(field, at=(rows, numbers))
+    if field.located.rows != part.anchors.count or len(rows) < part.anchors.count:
+        what = f"has {field.located.rows} values for {part.anchors.count} anchors, at {len(rows)} different rows"
+        raise FormatError(f"{field.located}: {what}; per='anchor' needs a value and a row of its own for each")
+    return dataclasses.replace(field, window=dataclasses.replace(field.window, at=(rows, numbers)))
 
 
 def _advice(fields: Mapping[str, StoredField], *, chosen: bool) -> str:
@@ -454,31 +524,31 @@ def _advice(fields: Mapping[str, StoredField], *, chosen: bool) -> str:
         shape = field.values.shape
         same = [each for each in fields.values() if len(shape) > 1 and each.values.shape[1:] == shape]
         if same:
-            what = f"{field.stored.name} has the shape of one row of {same[0].stored.name}: if all samples share it,"
+            what = f"{field.located.name} has the shape of one row of {same[0].located.name}: if all samples share it,"
             return f"{what} leave {key!r} out of fields, and add it to the batch in device_transform"
-    key, field = min(fields.items(), key=lambda item: item[1].stored.rows)
-    name = str(field.stored).removeprefix(f"{field.stored.path}:/")
+    key, field = min(fields.items(), key=lambda item: item[1].located.rows)
+    name = str(field.located).removeprefix(f"{field.located.path}:/")
     if chosen and not field.spec.shape:
         what = f"rows= chooses rows that all fields have; if {name} has one value for each chosen row, write"
         return f"{what} fields={{{key!r}: Field({name!r}, per='anchor')}}"
     question = next(filter(None, (_other_axis(key, field, fields) for key, field in fields.items())), "")
-    many, longest = max(fields.items(), key=lambda item: item[1].stored.rows)
-    ends = f"If a sample is several rows of {longest.stored.name}, write {many!r}: Field(…, lengths=NAME), or ends=, "
+    many, longest = max(fields.items(), key=lambda item: item[1].located.rows)
+    ends = f"If a sample is several rows of {longest.located.name}, write {many!r}: Field(…, lengths=NAME), or ends=, "
     ends += "starts= or offsets=, with a dataset of their numbers, or places. "
     return (
         f"{question}a sample takes the same row of each, or a window around it, and rows= chooses among these rows. "
-        f"{ends}If one row of {name} belongs to several of the {longest.stored.rows}, store its row number for each of "
-        f"them in a dataset, and write fields={{{key!r}: Field({name!r}, lookup=NAME)}} with the name of that dataset; "
-        f"{name} is then kept in memory"
+        f"{ends}If one row of {name} belongs to several of the {longest.located.rows}, store its row number for each "
+        f"of them in a dataset, and write fields={{{key!r}: Field({name!r}, lookup=NAME)}} with the name of that "
+        f"dataset; {name} is then kept in memory"
     )
 
 
 def _other_axis(key: str, field: StoredField, fields: Mapping[str, StoredField]) -> str:
     """A question to the user if a later axis of a field is as long as another field; else empty."""
-    others = {each.stored.rows for each in fields.values()} - {field.stored.rows}
+    others = {each.located.rows for each in fields.values()} - {field.located.rows}
     shape = field.values.shape
     axes = [axis for axis, n in enumerate(shape) if n in others]
-    if field.values is not field.stored or not axes:
+    if field.values is not field.located or not axes:
         return ""
     letters = iter("HWDTABEFGIJKLMOPQRSUVXYZ")
     layout = "".join("N" if axis == axes[-1] else next(letters, "?") for axis in range(len(shape)))
@@ -516,14 +586,16 @@ def row_numbers(
 
 def log_warnings(part: StoredPart) -> None:
     key, first = next(iter(part.fields.items()))
-    if first.span[0] > 1 and not first.windowed:  # the first field is the input, which is rarely ahead of the target
-        n = first.span[0]
+    if (
+        first.window.span[0] > 1 and not first.window.axis
+    ):  # the first field is the input, which is rarely ahead of the target
+        n = first.window.span[0]
         log.warning("%s: window=%d is a single row, %d rows ahead; window=(0, %d) is %d rows", key, n, n, n, n)
     fields = [each for field in part.fields.values() for each in field.channels or (field,)]
     slow = {str(field.values): field.values.slow for field in fields if field.values.slow}
     for name, reason in slow.items():
         log.warning("%s: is read by h5py, one thread at a time: %s", name, reason)
-    packed = {str(field.stored): ", ".join(field.packed) for field in fields if field.packed}
+    packed = {str(field.located): ", ".join(field.packed) for field in fields if field.packed}
     for name, listed in packed.items():
         log.warning("%s: has %s, but values come as stored; Field(mask_and_scale=True) applies it", name, listed)
 
@@ -569,5 +641,5 @@ def _check_compatible(part: StoredPart, first: StoredPart, known: Mapping[str, F
             cure = f"; Field(…, classes={every}) numbers them by name" if every and not mine.texts else ""
         cure = "; give image_size to resize all images" if field.images else cure
         alike = f"{'parts' if part.group != '/' else 'files'} of one source must agree{cure}"
-        what = f"{field.stored}: has samples of {one}, but in {where} they are {two}; {alike}"
-        raise FormatError(what, file=part.path, dataset=field.stored.name)
+        what = f"{field.located}: has samples of {one}, but in {where} they are {two}; {alike}"
+        raise FormatError(what, file=part.path, dataset=field.located.name)

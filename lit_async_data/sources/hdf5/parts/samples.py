@@ -337,27 +337,34 @@ def parts_left_out(parts: Sequence[StoredPart]) -> str:
 
 def rows_left_out(parts: Sequence[StoredPart]) -> str:
     """A message that counts the rows whose windows would reach beyond their part; empty if there are none."""
-    ranges = [(part.rows, *part.anchor_range) for part in parts]
-    lost = sum(rows - max(last - first + 1, 0) for rows, first, last in ranges)
-    if not lost:
+    (begin, end), total, found = parts[0].inside, sum(part.rows for part in parts), 0
+    for part in parts:
+        firsts, lasts = part.episodes.anchors(part.inside)
+        rows = part.complete(np.arange(part.rows)) if part.timed else np.maximum(lasts - firsts + 1, 0)
+        found += int(rows.sum())
+    if found == total:
         return ""
-    ends = ["start"] * any(first > 0 for _, first, _ in ranges) + ["end"] * any(last < n - 1 for n, _, last in ranges)
-    total = sum(rows for rows, _, _ in ranges)
-    return f"{lost:,} of {total:,} rows begin no window (the {' and the '.join(ends)} of each part)"
+    ends = " and the ".join(["start"] * (begin < 0) + ["end"] * (end > 1))
+    of = "part" if parts[0].given_episodes is None else "episode"
+    return f"{total - found:,} of {total:,} rows begin no window" + f" (the {ends} of each {of})" * bool(ends)
 
 
 def drop_empty(parts: Sequence[StoredPart]) -> list[StoredPart]:
     """The parts that have samples. Warns of parts that are shorter than a window."""
     short = [part for part in parts if not part.anchors.count and part.anchors.chosen is None]
     if short:
-        spans = [field.inside for field in short[0].fields.values()]
-        window = max(end for _, end in spans) - min(begin for begin, _ in spans)
-        named = few([f"{part} ({part.rows} rows)" for part in short], NAMED)
-        listed = f"{named}: shorter than the windows of a sample, {window} rows"
+        begin, end = short[0].inside
+        lengths = [int((part.episodes.ends - part.episodes.begins).max()) for part in short]
+        of = "episodes of at most " * bool(short[0].given_episodes)
+        named = few([f"{part} ({of}{n} rows)" for part, n in zip(short, lengths, strict=True)], NAMED)
+        what = f"{named}: shorter than the windows of a sample, {end - begin} rows"
+        cure = "make window shorter, write Field(pad='last'), or name another axis N in layout="
+        if short[0].timed and max(lengths) >= end - begin:
+            what = f"{named}: no row has {short[0].timed[0]}"
+            cure = "change offsets or tolerance, or write Field(pad='last')"
         if len(short) == len(parts):
-            cure = "make window shorter, write Field(pad='last'), or name another axis N in layout="
-            raise FormatError(f"{listed}; {cure}", file=short[0].path)
-        _log.warning("%d of %d parts have no sample: %s", len(short), len(parts), listed)
+            raise FormatError(f"{what}; {cure}", file=short[0].path)
+        _log.warning("%d of %d parts have no sample: %s", len(short), len(parts), what)
     return [part for part in parts if part.anchors.count]
 
 
@@ -389,7 +396,7 @@ def check_null(parts: Sequence[StoredPart], fields: Mapping[str, Field]) -> None
         found = [each for part in parts for each in (part.fields[key], *part.fields[key].channels)]
         named = any(each.text or each.spec.classes or each.spec.meanings for each in found)
         if not named and not any(each.conversion and each.conversion.mask is not None for each in found):
-            what = f"{found[0].stored} holds no text, and no names of its values; leave it out"
+            what = f"{found[0].located} holds no text, and no names of its values; leave it out"
             raise ConfigError(what, f"fields.{key}.null")
 
 
@@ -403,10 +410,10 @@ def named_alike(parts: Sequence[StoredPart]) -> list[StoredPart]:
     for key, names in common.items():
         field, kind = parts[0].fields[key], getattr(parts[0].fields[key].text, "kind", None)
         if kind is None and (what := no_classes(names)):
-            what = f"{field.stored}: {what}, or write kind='class' if these are the names of classes"
+            what = f"{field.located}: {what}, or write kind='class' if these are the names of classes"
             raise FormatError(what, file=parts[0].path, dataset=field.values.name)
         if kind != "text":
-            note_names(str(field.stored), names)
+            note_names(str(field.located), names)
             common[key] = in_order(map(trim, names))
     return [renamed(part, common) for part in parts]
 
@@ -449,13 +456,13 @@ def _with_values(part: StoredPart) -> StoredPart:
         if not missing.any():
             continue
         rows = part.own_rows
-        own = field.window_rows(field.own(rows))
+        own = field.window.rows(field.window.own(rows))
         lacks = missing[own if len(missing) > 1 else np.zeros_like(own)]
         if lacks.any() and field.text and field.text.null == "error":
             every = np.unique(own[lacks]).tolist()
             listed = f"row{'s' * (len(every) > 1)} {few(every)}"
             what = f"no text in {listed}; write it, or set null='ignore' (−100) or null='drop'"
-            place = str(field.stored) if part.names is None else field.values.at(every[0])
+            place = str(field.located) if part.names is None else field.values.at(every[0])
             where = {"file": part.path, "dataset": field.values.dataset(every[0]), "row": every[0]}
             raise FormatError(what, place=place, **where)
         part = part.at(rows[~lacks.any(axis=1)])

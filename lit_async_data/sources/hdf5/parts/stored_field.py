@@ -1,11 +1,10 @@
-"""`StoredField`: the dataset, windows and conversion of a field of a part; `WindowStarts`: the row of each sample."""
+"""`StoredField`: how a part stores a field: its kind, window and conversion."""
 
 from __future__ import annotations
 
 import dataclasses
-import zlib
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +24,13 @@ from lit_async_data.sources.hdf5.schema.categories import (
     is_numbered,
 )
 from lit_async_data.sources.hdf5.schema.encoded import StoredImages, StoredRanges, StoredSequences
-from lit_async_data.sources.hdf5.schema.field import VARIABLE, Field, changed
+from lit_async_data.sources.hdf5.schema.field import ROWS, VARIABLE, Field, changed
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset
+from lit_async_data.sources.hdf5.select import ROW, Episodes, TimedWindow, Window
 from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, context_of, h5py
 from lit_async_data.sources.hdf5.storage.handles import path_of
 
-Span = tuple[int, int]
+Kind = StoredDataset | StoredRanges | StoredSequences | StoredImages
 # The largest size of a lookup table. One per file is kept in memory.
 TABLE_BYTES = 256 * 2**20
 LENGTH = FieldSpec((), np.dtype(np.int64))  # the field of lengths
@@ -38,96 +38,42 @@ RANGES = {"csr": "sparse rows", "csc": "a sparse matrix", "variable": "samples o
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class WindowStarts:
-    """The anchors of samples: at equal steps, or chosen by the user."""
-
-    first: int
-    stride: int
-    count: int
-    chosen: Indices | None = None
-
-    @classmethod
-    def within(cls, rows: int, spans: Sequence[Span], stride: int) -> WindowStarts:
-        """The anchors whose windows, one span for each field, lie inside a part."""
-        first, last = anchor_range(rows, spans)
-        return cls(first, stride, max((last - first) // stride + 1, 0))
-
-    @classmethod
-    def at(cls, chosen: Indices) -> WindowStarts:
-        return cls(0, 1, len(chosen), chosen)
-
-    def rows(self, samples: Indices) -> Indices:
-        if self.chosen is not None:
-            return self.chosen[samples]
-        if self.first == 0 and self.stride == 1:
-            return samples
-        return self.first + samples * self.stride
-
-    def fingerprint(self, rows: int) -> int:
-        """Differs between choices of anchors; 0 if every row is an anchor."""
-        if self.chosen is not None:
-            return zlib.crc32(self.chosen.tobytes()) + 1
-        whole = (self.first, self.stride, self.count) == (0, 1, rows)
-        return 0 if whole else zlib.crc32(f"{self.first} {self.stride} {self.count}".encode()) + 1
-
-    def overlap(self, length: int) -> int:
-        """The largest number of later samples that share rows with a sample, if each reads ``length`` rows."""
-        if self.chosen is None:
-            return min(-(-length // self.stride), self.count) - 1
-        if (np.diff(self.chosen) >= length).all():
-            return 0  # the usual case; this test is much faster than the next lines
-        ordered = np.sort(self.chosen)
-        nearest = np.searchsorted(ordered, ordered + length) - np.arange(self.count)
-        most = int(nearest.max()) - 1
-        # Unordered, any two samples may share rows.
-        return self.count - 1 if most and (np.diff(self.chosen) < 0).any() else most
-
-
-def anchor_range(rows: int, spans: Sequence[Span]) -> Span:
-    """The first and the last anchor whose windows lie inside a part. If no anchor does, the last is smaller."""
-    return max(0, *(-begin for begin, _ in spans)), rows - max(1, *(end for _, end in spans))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class StoredField:
-    stored: StoredDataset | StoredRanges
+    stored: Kind
     spec: FieldSpec
-    span: Span = (0, 1)  # first row of a sample and the end, relative to its anchor
+    window: Window = ROW
     conversion: Conversion | None = None
-    windowed: bool = False  # whether the rows of a sample have an axis of their own
-    # How windows that reach beyond the part are filled; None if there are none.
-    pad: Literal["last", "zero"] | None = None
-    lengths: Indices | None = None  # the values of a field of lengths; None for other fields
-    mask_of: Span | None = None  # the window whose real rows a mask marks; None for other fields
+    mask: bool = False  # whether the field marks the rows of windows that lie inside their episode
     packed: tuple[str, ...] = ()  # NetCDF attributes of packed values that are delivered as stored
-    step: int = 1  # rows from one row of a window to the next
-    images: StoredImages | None = None  # None if rows are no encoded images
-    # Rows of variable length that are no ranges of one dataset; None for other rows.
-    sequences: StoredSequences | None = None
     fill: float = 0  # padding of samples of variable length
     text: Field | None = None  # the user's field, if values are numbers of text; else None
     channels: tuple[StoredField, ...] = ()  # a field for each channel; empty if the field is one dataset
-    # If the field has a value for each anchor: the anchors, ascending, and the row of each value; else None.
-    at: tuple[Indices, Indices] | None = None
-    left: bool = False  # whether samples of variable length are padded on the left
 
     @property
     def plain(self) -> bool:
-        return self.span == (0, 1) and self.conversion is None and not (self.windowed or self.fill or self.left)
+        own = self.window.span == (0, 1) and not self.window.axis
+        return own and self.conversion is None and not self.fill and self.spec.padded != "left"
 
-    def lengths_of(self, rows: Indices) -> Indices:
-        if self.sequences is not None:
-            return self.sequences.lengths[rows]
-        assert isinstance(self.stored, StoredRanges)
-        return self.stored.places(rows)[1]
+    @property
+    def images(self) -> StoredImages | None:
+        return self.stored if isinstance(self.stored, StoredImages) else None
+
+    @property
+    def sequences(self) -> StoredSequences | None:
+        return self.stored if isinstance(self.stored, StoredSequences) else None
 
     @property
     def texts(self) -> tuple[str, ...]:
         return self.spec.texts or self.spec.classes
 
     @property
+    def located(self) -> StoredDataset | StoredRanges:
+        """The dataset or group that counts the rows, and that messages name."""
+        return self.stored if isinstance(self.stored, StoredDataset | StoredRanges) else self.stored.values
+
+    @property
     def values(self) -> StoredDataset:
-        return self.stored.values if isinstance(self.stored, StoredRanges) else self.stored
+        return self.stored if isinstance(self.stored, StoredDataset) else self.stored.values
 
     @property
     def datasets(self) -> list[StoredDataset]:
@@ -137,40 +83,20 @@ class StoredField:
         return [self.values] if columns is None else [self.values, columns]
 
     @property
-    def inside(self) -> Span:
-        return (0, 1) if self.pad else self.span
+    def regular(self) -> bool:
+        """Whether samples read rows at fixed distances from their anchors."""
+        return not isinstance(self.stored, StoredRanges) and not isinstance(self.window, TimedWindow)
 
-    @property
-    def reach(self) -> Span:
-        """The rows that are read around an anchor. With ``pad``, a window may be moved into the part."""
-        begin, end = self.span
-        return (min(begin, 1 + begin - end), max(end, end - begin)) if self.pad else self.span
-
-    @property
-    def length(self) -> int:
-        length = self.span[1] - self.span[0]
-        return min(length, self.stored.rows) if self.pad else length
-
-    def own(self, anchors: Indices) -> Indices:
-        return anchors if self.at is None else self.at[1][np.searchsorted(self.at[0], anchors)]
-
-    def begins(self, anchors: Indices) -> Indices:
-        """The first row that is read for each sample. Windows that reach beyond the part are moved into it."""
-        begins = anchors + self.span[0]
-        return np.clip(begins, 0, self.stored.rows - self.length) if self.pad else begins
-
-    def window_rows(self, anchors: Indices) -> Indices:
-        """The rows of the windows of samples, shape (n, window). Beyond the part, the nearest row repeats."""
-        rows: Indices = np.clip(anchors[:, None] + np.arange(*self.span, self.step), 0, self.stored.rows - 1)
-        return rows
+    def with_window(self, change: Callable[[Window], Window]) -> StoredField:
+        channels = tuple(each.with_window(change) for each in self.channels)
+        return dataclasses.replace(self, window=change(self.window), channels=channels)
 
     def extent(self, anchors: Indices) -> tuple[Indices, Indices]:
         """The first and the last row, or element, that each sample reads."""
-        first = self.begins(self.own(anchors))
-        last = first + self.length - 1
+        first, last = self.window.extent(self.window.own(anchors))
         if isinstance(self.stored, StoredRanges):
-            first, counts = self.stored.places(first)
-            last = first + np.maximum(counts - 1, 0)
+            offsets = self.stored.offsets
+            first, last = offsets[first], np.maximum(offsets[first], offsets[first + 1] - 1)
         return first, last
 
 
@@ -219,8 +145,6 @@ def _inspect_numbers(group: OpenGroup, field: Field, layout: str | None, where: 
         numbering=numbering,
         mask=coded.mask,
         null=field.null,
-        last_row=None if field.rows is None else stored.rows - 1,
-        step=field.steps.step,
     )
     spec = delivered_spec(field, row, where)
     # Windows are read in the stored type, single integers as int64.
@@ -317,17 +241,17 @@ def numbered_row(
 
 def _stacked(key: str, layout: str | None, found: list[dict[str, StoredField]]) -> dict[str, StoredField]:
     fields = [each[key] for each in found]
-    first, axis = fields[0], int(fields[0].windowed)
+    first, axis = fields[0], int(fields[0].window.axis)
     for each in fields:
-        if isinstance(each.stored, StoredRanges) or each.sequences or each.text:
-            raise ConfigError(f"{each.stored} does not hold numbers, as channels do; leave it out", f"fields.{key}")
+        if not isinstance(each.stored, StoredDataset) or each.text:
+            raise ConfigError(f"{each.located} does not hold numbers, as channels do; leave it out", f"fields.{key}")
         if each.spec.channel is not None:
             raise ConfigError(f"{layout!r} for {key}: the datasets are its channels; give C another letter", "layout")
-        mine, other = (f"{one.stored.rows} rows of {one.spec}" for one in (each, first))
+        mine, other = (f"{one.located.rows} rows of {one.spec}" for one in (each, first))
         if mine != other:
-            has = f"{each.stored} has {mine}, but {first.stored} has {other}"
+            has = f"{each.located} has {mine}, but {first.located} has {other}"
             what = f"fields.{key}: {has}; channels must be alike, in type too, which dtype= chooses"
-            raise FormatError(what, file=each.stored.path, dataset=each.stored.name)
+            raise FormatError(what, file=each.located.path, dataset=each.located.name)
     shape = first.spec.shape
     narrow = first.spec.narrow if len({each.spec.narrow for each in fields}) == 1 else None
     shape = (*shape[:axis], len(fields), *shape[axis:])
@@ -350,17 +274,19 @@ def _inspect_images(group: OpenGroup, key: str, field: Field, layout: str | None
     spec = images.decoder.spec
     if field.rows is not None:
         spec = FieldSpec((field.rows, *spec.shape), spec.dtype, channel=3, lead=1)
-    return StoredField(images.rows, spec, images=images)
+    return StoredField(images, spec)
 
 
 def _with_window(key: str, field: Field, of_key: StoredField) -> dict[str, StoredField]:
-    windowed, step = field.rows is not None, field.steps.step
-    spec = dataclasses.replace(of_key.spec, masked=windowed and bool(field.pad))
-    window: dict[str, Any] = {"span": field.span, "windowed": windowed, "pad": field.pad, "step": step}
-    found = {key: dataclasses.replace(of_key, spec=spec, **window)}
-    if field.rows is not None and field.pad:
-        spec = FieldSpec((field.rows,), np.dtype(bool))
-        found[mask_key(key)] = StoredField(of_key.stored, spec, mask_of=field.span, step=step)
+    window = Window(field.steps, field.rows is not None, field.pad, Episodes.whole(of_key.located.rows))
+    if field.seconds:
+        options: dict[str, Any] = {"backward": field.direction == "backward", "tolerance": field.tolerance}
+        window = TimedWindow(**vars(window), time=str(field.time), **options)
+    spec = dataclasses.replace(of_key.spec, masked=bool(field.pad))
+    found = {key: dataclasses.replace(of_key, spec=spec, window=window)}
+    if field.pad:
+        spec = FieldSpec((len(field.steps),), np.dtype(bool))
+        found[mask_key(key)] = StoredField(of_key.values, spec, window, mask=True)
     return found
 
 
@@ -371,7 +297,8 @@ def _inspect_ranges(
     name, of_kind = group.name(field.dataset), RANGES.get(kind, RANGES["variable"])
     full = f"{group.path}:/{name.strip('/')}"
     padding = VARIABLE if kind in ("csr", "csc") else ()
-    for option in changed(field, ("column", "window", "lookup", "mask_and_scale", "classes", "kind", *padding)):
+    rows = [name for name in ROWS[:3] if not isinstance(getattr(field, name), str) or name == "time"]
+    for option in changed(field, ("column", *rows, "lookup", "mask_and_scale", "classes", "kind", *padding)):
         what = f"does not apply to {full}, which holds {of_kind}; leave it out"
         raise ConfigError(what, f"fields.{key}.{option}")
     if of is None:
@@ -382,16 +309,17 @@ def _inspect_ranges(
 
 
 def padded_fields(key: str, field: Field, found: StoredRanges | StoredSequences) -> dict[str, StoredField]:
-    sequences = found if isinstance(found, StoredSequences) else None
-    stored = found.rows if isinstance(found, StoredSequences) else found
     lengths = None if isinstance(found, StoredRanges) and found.columns else found.lengths
     spec = delivered_spec(field, found.spec, f"fields.{key}")
     if lengths is not None:
         spec = dataclasses.replace(spec, padded=field.pad_side)
-    conversion = Conversion(stored) if spec.dtype != found.spec.dtype else None
-    left = field.pad_side == "left"
-    of_key = StoredField(stored, spec, conversion=conversion, sequences=sequences, fill=field.fill, left=left)
-    return {key: of_key} | ({} if lengths is None else {length_key(key): StoredField(stored, LENGTH, lengths=lengths)})
+    made = StoredField(found, spec, fill=field.fill)
+    conversion = Conversion(made.located) if spec.dtype != found.spec.dtype else None
+    fields = {key: dataclasses.replace(made, conversion=conversion)}
+    if lengths is not None:
+        of = made.located.path, made.located.name, lengths.shape, LENGTH.dtype, 0, LENGTH
+        fields[length_key(key)] = StoredField(StoredDataset(*of, kept=lengths, names=made.located.names), LENGTH)
+    return fields
 
 
 def delivered_spec(field: Field, row: FieldSpec, where: str) -> FieldSpec:

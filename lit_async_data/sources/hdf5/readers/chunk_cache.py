@@ -17,9 +17,10 @@ from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.source import Reservation
 from lit_async_data.sources.contract.stage_clock import CLOCK
-from lit_async_data.sources.hdf5.readers.readers import Reader, grouped, pieces, touched
+from lit_async_data.sources.hdf5.readers.readers import Reader
 from lit_async_data.sources.hdf5.readers.slabs import IndexedSlabDecoder, SlabDecoder
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
+from lit_async_data.sources.hdf5.select import Pieces, Select, grouped
 from lit_async_data.system import POLL_S, Gate
 
 # Groups of chunks that have a number: the current group, the next, and earlier groups that slow workers still read.
@@ -312,9 +313,13 @@ class ChunkedReader(Reader):
         self.cacheable_bytes = -(-stored.rows // decoder.rows) * slab_bytes
         self._name = object()  # not the reader itself, which would make a reference cycle with the cache
 
-    def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
+    def read(self, select: Select, out: Array, _: Words | None = None, /) -> None:
+        if select.counts is not None and not self._single_rows:
+            self._read_ranges(select.pieces(self.rows), out)
+            return
+        rows = select.rows
         missing = self._kept.copy_rows(rows, out)
-        if missing is not None:
+        if missing is not None and missing.size:
             self.read_places(rows, missing, out)
 
     def read_places(self, rows: Indices, missing: Indices, out: Array) -> None:
@@ -336,11 +341,7 @@ class ChunkedReader(Reader):
                 out[where] = slab[inside]
             del slab  # before the next slab is decoded
 
-    def read_ranges(self, firsts: Indices, counts: Indices, out: Array) -> None:
-        if self._single_rows:
-            super().read_ranges(firsts, counts, out)
-            return
-        cut = pieces(firsts, counts, self.rows)
+    def _read_ranges(self, cut: Pieces, out: Array) -> None:
         begins, ends, firsts_out = cut.inside, cut.inside + cut.rows, cut.where
         for _, slab, which in self._iter_slabs(grouped(cut.chunk)):
             for piece in which.tolist():
@@ -380,12 +381,12 @@ class ChunkedReader(Reader):
         for where in missing.tolist():
             out[where] = self._decode(int(rows[where]))[0]
 
-    def fetch(self, firsts: Indices, counts: Indices | None, /) -> bool:
-        numbers = self._missing(firsts, counts, None)
+    def fetch(self, select: Select, /) -> bool:
+        numbers = self._missing(select, None)
         return len(numbers) > 0 and self.decoder.fetch(numbers)
 
-    def decode(self, firsts: Indices, counts: Indices | None, chunk_group: ChunkGroup | None, /) -> None:
-        numbers = self._missing(firsts, counts, chunk_group)
+    def decode(self, select: Select, chunk_group: ChunkGroup | None, /) -> None:
+        numbers = self._missing(select, chunk_group)
         if not len(numbers):
             return
         self.decoder.fetch(numbers)
@@ -393,6 +394,6 @@ class ChunkedReader(Reader):
             decode = functools.partial(self._decode, number)
             self._recent.get((self._name, number), decode, wait=False, chunk_group=chunk_group)
 
-    def _missing(self, firsts: Indices, counts: Indices | None, chunk_group: ChunkGroup | None) -> Indices:
+    def _missing(self, select: Select, chunk_group: ChunkGroup | None) -> Indices:
         """The slabs that are not cached. Cached slabs are assigned to the group."""
-        return self._recent.missing(self._name, self._kept.missing(touched(firsts, counts, self.rows)), chunk_group)
+        return self._recent.missing(self._name, self._kept.missing(select.chunks(self.rows)), chunk_group)

@@ -10,7 +10,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,23 +26,23 @@ from lit_async_data.sources.files.files import Files
 from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.hdf5.parts.part import ChunkGrouping, StoredPart
 from lit_async_data.sources.hdf5.parts.samples import with_samples
-from lit_async_data.sources.hdf5.parts.stored_field import StoredField
+from lit_async_data.sources.hdf5.parts.stored_field import Kind, StoredField
 from lit_async_data.sources.hdf5.readers import readers
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache, ChunkedReader
-from lit_async_data.sources.hdf5.readers.readers import BLOCK_BYTES, Reader, grouped
+from lit_async_data.sources.hdf5.readers.readers import BLOCK_BYTES, Reader
 from lit_async_data.sources.hdf5.readers.slabs import H5pySlabDecoder, IndexedSlabDecoder, RawReader, is_raw
 from lit_async_data.sources.hdf5.schema.categories import MISSING, UNLISTED
-from lit_async_data.sources.hdf5.schema.encoded import StoredRanges, of_row
+from lit_async_data.sources.hdf5.schema.encoded import StoredImages, StoredRanges, StoredSequences, of_row
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
+from lit_async_data.sources.hdf5.select import Select, grouped
 from lit_async_data.sources.hdf5.storage.failures import source_error
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile, OpenFiles
 from lit_async_data.sources.images.image import Alignment, Places
 
 T = TypeVar("T")
-Choice = Literal["kept", "raw", "strided", "chunks", "h5py chunks", "h5py rows", "h5py groups"]
 
 
-def choice(stored: StoredDataset, *, mapped: bool) -> Choice:
+def choice(stored: StoredDataset, *, mapped: bool) -> str:
     """The fastest way to read a dataset: as it is stored, piece by piece, chunks without libhdf5, or by libhdf5."""
     if stored.kept is not None:
         return "kept"
@@ -78,7 +78,7 @@ class PartReader:
         # Of each field, its readers, and the channels that they fill, if there are several.
         self.fields: dict[str, list[tuple[Any, Reader]]] = {}
         for key, field in part.fields.items():
-            before = (slice(None),) * (1 + field.windowed)
+            before = (slice(None),) * (1 + field.window.axis)
             channels = [((*before, number), self._field_reader(each)) for number, each in enumerate(field.channels)]
             self.fields[key] = channels or [((), self._field_reader(field))]
         images = {key: field.images.decoder.shape for key, field in part.fields.items() if field.images}
@@ -94,27 +94,29 @@ class PartReader:
             self.fetch(samples, out)
         rows, shown = self._part.anchors.rows(samples), dict[str, Places]()
         for key, array in out.items():
-            own = self._part.fields[key].own(rows)
+            window = self._part.fields[key].window
+            own = window.own(rows)
             if key in self._part.lacking and len(lost := self._part.lacks(key, rows)):
                 raise self._part.lack(key, int(lost[0]))
             for channel, reader in self.fields[key]:
                 places = array[channel] if channel else array
                 apart = places.strides[-1] != places.itemsize  # single numbers
                 values = np.empty(places.shape, places.dtype) if apart else places
-                images = reader.read(own, values, keys)
+                images = reader.read(Select(own), values, keys)
                 if apart:
                     places[...] = values
                 if key in self.alignment.keys:
-                    window = range(*self._part.fields[key].span, self._part.fields[key].step)
-                    shown[key] = dict(zip(itertools.product(range(len(own)), window), images or (), strict=True))
+                    places = itertools.product(range(len(own)), window.offsets)
+                    shown[key] = dict(zip(places, images or (), strict=True))
         for key, (sample, offset), what in self.alignment.mismatches(shown):
             field = self._part.fields[key]
-            row = int(np.clip(field.own(rows)[sample] + offset, 0, field.stored.rows - 1))
+            window = dataclasses.replace(field.window, offsets=(offset,))
+            row = int(window.rows(window.own(rows)[[sample]])[0, 0])
             raise of_row(FormatError(f"{field.values.at(row)}: {what}"), field.values, row)
         return shown
 
     def fetch(self, samples: Indices, keys: Iterable[str] | None = None) -> bool:
-        found = [reader.fetch(own, None) for reader, own in self._with_rows(samples, keys)]
+        found = [reader.fetch(Select(own)) for reader, own in self._with_rows(samples, keys)]
         self._file.cold = any(found)
         return self._file.cold
 
@@ -122,38 +124,34 @@ class PartReader:
         if self._file.remote:
             self.fetch(samples)  # all at once
         for reader, own in self._with_rows(samples):
-            reader.decode(own, None, chunk_group)
+            reader.decode(Select(own), chunk_group)
 
     def _with_rows(self, samples: Indices, keys: Iterable[str] | None = None) -> Iterator[tuple[Reader, Indices]]:
         rows = self._part.anchors.rows(samples)
         for key in self.fields if keys is None else keys:
-            own = self._part.fields[key].own(rows)
+            own = self._part.fields[key].window.own(rows)
             if key in self._part.lacking:
                 own = np.setdiff1d(own, self._part.lacking[key].rows)
             yield from ((reader, own) for _, reader in self.fields[key] if len(own))
 
     def _field_reader(self, field: StoredField) -> Reader:
-        stored = field.stored
-        if field.mask_of is not None:
-            return readers.MaskReader(field)
-        if field.lengths is not None:
-            return readers.KeptReader(field.lengths)
-        if field.images is not None:
-            ranges = field.images.ranges
-            rows = None if field.images.alone else self._dataset_reader(ranges.values if ranges else field.values)
-            rows = readers.PaddedReader(ranges, rows) if ranges and rows else rows
-            reader: Reader = readers.ImageReader(field.images, rows, self._file)
-        elif field.sequences is not None:
-            of_kind = readers.SequenceReader if field.sequences.heap else readers.GroupSequenceReader
-            reader = of_kind(field.sequences, self._file)
-        elif not isinstance(stored, StoredRanges):
-            reader = self._dataset_reader(stored)
-        elif stored.columns is None:
-            reader = readers.PaddedReader(stored, self._dataset_reader(stored.values))
-        else:
-            columns = self._dataset_reader(stored.columns)
-            reader = readers.SparseReader(stored, self._dataset_reader(stored.values), columns)
-        return reader if field.plain else readers.FieldReader(field, reader)
+        reader = readers.MaskReader(field.window) if field.mask else self._reader(field.stored)
+        return reader if field.mask or field.plain else readers.FieldReader(field, reader)
+
+    def _reader(self, stored: Kind) -> Reader:
+        match stored:
+            case StoredDataset():
+                return self._dataset_reader(stored)
+            case StoredRanges(columns=StoredDataset() as columns):
+                return readers.SparseReader(stored, self._dataset_reader(stored.values), self._dataset_reader(columns))
+            case StoredRanges():
+                return readers.PaddedReader(stored, self._dataset_reader(stored.values))
+            case StoredSequences():
+                of_kind = readers.SequenceReader if stored.heap else readers.GroupSequenceReader
+                return of_kind(stored, self._file)
+            case StoredImages():
+                rows = None if stored.alone else self._reader(stored.ranges or stored.values)
+                return readers.ImageReader(stored, rows, self._file)
 
     def _dataset_reader(self, stored: StoredDataset) -> Reader:
         name = self._part.dataset_key(stored)
@@ -298,7 +296,7 @@ class PartReaders:
         """The largest number of slabs of a dataset that the samples of one group read; None if unknown."""
         grouping, first, span = self._grouping, self._stored[0], self._stored[0].spans().get(name)
         fields = [part.fields[self._grouping_key] for part in self._stored]
-        own_span = None if isinstance(fields[0].stored, StoredRanges) else fields[0].reach
+        own_span = fields[0].window.reach if fields[0].regular else None
         if span == own_span and name in map(first.dataset_key, fields[0].datasets):
             return grouping.max_slabs
         if span is None:  # flat bytes of images, too

@@ -7,21 +7,22 @@ import itertools
 import math
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from lit_async_data.batch.spec import Array, Bytes
 from lit_async_data.errors import CorruptError, SourceError
-from lit_async_data.order.chunk_order import distinct_of
 from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.source import Reading, slowest
 from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.sources.hdf5.index.index import check_chunk_lengths
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
+from lit_async_data.sources.hdf5.schema.categories import Conversion
 from lit_async_data.sources.hdf5.schema.encoded import StoredImages, StoredRanges, StoredSequences, of_row
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
+from lit_async_data.sources.hdf5.select import Select, Window, runs
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors
 from lit_async_data.sources.hdf5.storage.open_file import GlobalHeap, OpenFile
@@ -46,26 +47,19 @@ class Reader:
     cacheable_bytes = 0
     thread_bytes = 0
 
-    def read(self, rows: Indices, out: Array, keys: Words | None = None, /) -> list[Shown] | None:
-        """Fill ``out`` of shape ``(n, *stored_shape)`` with rows: int64, in range, in any order.
+    def read(self, select: Select, out: Array, keys: Words | None = None, /) -> list[Shown] | None:
+        """Fill ``out`` of shape ``(rows, *stored_shape)`` with rows in any order, or with ranges, end to end.
 
         Each key selects the random crop of an image. Returns the parts that images show; None for other rows.
         """
         raise NotImplementedError
 
-    def read_ranges(self, firsts: Indices, counts: Indices, out: Array) -> None:
-        """Fill ``out`` of shape ``(counts.sum(), *stored_shape)`` with ranges of rows, one after the other."""
-        ends = np.cumsum(counts)
-        for first, count, end in zip(firsts.tolist(), counts.tolist(), ends.tolist(), strict=True):
-            if count:
-                self.read(np.arange(first, first + count), out[end - count : end])
-
-    def fetch(self, _firsts: Indices, _counts: Indices | None, /) -> bool:
-        """Have the kernel read ranges, or single rows. Returns whether some were not in memory."""
+    def fetch(self, _select: Select, /) -> bool:
+        """Have the kernel read rows. Returns whether some were not in memory."""
         return False
 
-    def decode(self, firsts: Indices, counts: Indices | None, chunk_group: ChunkGroup | None, /) -> None:
-        """Decode the chunks of ranges for a group of chunks, unless they are cached or being decoded."""
+    def decode(self, select: Select, chunk_group: ChunkGroup | None, /) -> None:
+        """Decode the chunks of rows for a group of chunks, unless they are cached or being decoded."""
 
 
 class FileReader(Reader):
@@ -76,18 +70,18 @@ class FileReader(Reader):
 class StridedReader(FileReader):
     reading: Reading = "copied"
 
-    def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
+    def read(self, select: Select, out: Array, _: Words | None = None, /) -> None:
         stored = self._stored
         assert stored.offset is not None
         if self._file.remote:
-            self._file.need(*self._pieces(rows))
+            self._file.need(*self._pieces(select.rows))
         raw = self._file.map(random_access=False)[stored.offset : stored.offset + stored.nbytes]
         table = np.moveaxis(raw.view(stored.dtype).reshape(stored.shape), stored.axis, 0)
-        for first, end, where in runs(rows):
+        for first, end, where in runs(select.rows):
             out[where] = table[first:end]
 
-    def fetch(self, rows: Indices, _: Indices | None, /) -> bool:
-        return self._file.remote and self._file.fetch(*self._pieces(rows))
+    def fetch(self, select: Select, /) -> bool:
+        return self._file.remote and self._file.fetch(*self._pieces(select.rows))
 
     def _pieces(self, rows: Indices) -> tuple[Indices, int]:
         """Where the values of single rows lie: a piece for each place on the axes before that of the samples."""
@@ -104,15 +98,15 @@ class KeptReader(Reader):
     def __init__(self, values: Array) -> None:
         self._values = values
 
-    def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
-        out[...] = self._values[rows] if len(self._values) > 1 else self._values
+    def read(self, select: Select, out: Array, _: Words | None = None, /) -> None:
+        out[...] = self._values[select.rows] if len(self._values) > 1 else self._values
 
 
 class H5pyReader(FileReader):
     """Reads runs of rows through h5py, whose fancy selection is 2 to 30 times slower than single rows."""
 
-    def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
-        for first, end, where in runs(rows):
+    def read(self, select: Select, out: Array, _: Words | None = None, /) -> None:
+        for first, end, where in runs(select.rows):
             out[where] = h5py_rows(self._stored, self._file, first, end)
 
 
@@ -130,146 +124,86 @@ def h5py_rows(stored: StoredDataset, file: OpenFile, first: int, end: int, *, ca
     return np.moveaxis(block, stored.axis, 0)
 
 
-def runs(rows: Indices, step: int = 1) -> list[tuple[int, int, Indices]]:
-    """Runs of consecutive rows, in storage order: the first row, the end, and the places in the batch."""
-    order = np.argsort(rows, kind="stable")
-    ordered = rows[order]
-    edges = [0, *(np.flatnonzero(np.diff(ordered) != step) + 1).tolist(), len(rows)] if len(rows) else [0]
-    return [
-        (int(ordered[begin]), int(ordered[end - 1]) + 1, order[begin:end]) for begin, end in itertools.pairwise(edges)
-    ]
-
-
-def grouped(numbers: Indices) -> list[tuple[int, Indices]]:
-    """The distinct numbers, ascending, each with its places."""
-    return [(number, where) for number, _, where in runs(numbers, step=0)]
-
-
-class Pieces(NamedTuple):
-    """Pieces of ranges, each within one chunk; int64, shape (m,)."""
-
-    chunk: Indices
-    inside: Indices  # first row, counted from the start of the chunk
-    rows: Indices
-    where: Indices  # place of the first row in the output, in which ranges lie end to end
-
-
-def pieces(firsts: Indices, counts: Indices, rows: int) -> Pieces:
-    """Cut ranges at the borders of chunks of ``rows`` rows. Counts may be 0."""
-    wheres = np.cumsum(counts) - counts
-    there = counts > 0
-    if not there.all():
-        firsts, counts, wheres = firsts[there], counts[there], wheres[there]
-    ends = firsts + counts
-    low = firsts // rows
-    each = (ends - 1) // rows - low + 1
-    which = np.repeat(np.arange(len(firsts)), each)
-    chunk = low[which] + np.arange(len(which)) - (np.cumsum(each) - each)[which]
-    begin = np.maximum(firsts[which], chunk * rows)
-    count = np.minimum(ends[which], (chunk + 1) * rows) - begin
-    return Pieces(chunk, begin - chunk * rows, count, wheres[which] + begin - firsts[which])
-
-
-def touched(firsts: Indices, counts: Indices | None, rows: int) -> Indices:
-    return distinct_of(firsts // rows if counts is None else pieces(firsts, counts, rows).chunk)
-
-
 # Bytes of a temporary block, from which rows are converted, decoded or copied.
 BLOCK_BYTES = 2**20
 
 
 class FieldReader(Reader):
-    def __init__(self, field: StoredField, reader: Reader) -> None:
-        self._field, self._reader = field, reader
-        self.reading = reader.reading
-        # Whether rows are not read as ranges: there are gaps, or nothing to gain.
-        self._one_by_one = field.length == 1 or field.step > 1 or field.images is not None
+    """Reads the windows around anchors, which its callers select as rows, and converts and pads their values."""
 
-    def read(self, rows: Indices, out: Array, keys: Words | None = None, /) -> list[Shown] | None:
-        shown = None
-        if self._field.images is None:
-            self._read_converted(rows, out)
+    def __init__(self, field: StoredField, reader: Reader) -> None:
+        self._field, self._window, self._reader = field, field.window, reader
+        self.reading = reader.reading
+
+    def read(self, select: Select, out: Array, keys: Words | None = None, /) -> list[Shown] | None:
+        field, anchors, shown = self._field, select.rows, None
+        if field.conversion is None:
+            shown = self._read(anchors, out, keys)
         else:
-            shown = self._read(rows, out, keys)
-        if self._field.pad == "zero":
-            out[~real_rows(rows, self._field)] = 0
-        if self._field.fill or self._field.left:
-            self._pad(self._field.lengths_of(rows), out)
+            self._read_converted(field.conversion, anchors, out)
+        if self._window.pad == "zero":
+            out[~self._window.real(anchors)] = 0
+        if isinstance(field.stored, StoredRanges | StoredSequences) and (field.fill or field.spec.padded == "left"):
+            self._pad(field.stored.lengths[anchors], out)
         return shown
 
     def _pad(self, lengths: Indices, out: Array) -> None:
         places = np.arange(out.shape[1])
-        if not self._field.left:
+        if self._field.spec.padded != "left":
             out[places >= lengths[:, None]] = self._field.fill
             return
         for row, length in zip(out, lengths.tolist(), strict=True):
             row[len(row) - length :] = row[:length]
         out[places < out.shape[1] - lengths[:, None]] = self._field.fill
 
-    def _read_converted(self, rows: Indices, out: Array) -> None:
-        field = self._field
-        if field.conversion is None:
-            self._read(rows, out)
-            return
-        stored = out.shape[1:] if field.spec.ragged or field.sequences else field.stored.spec.stored_shape
-        begin, end = field.span
-        shape = (len(range(begin, end, field.step)), *stored) if field.windowed else stored
-        of = field.sequences or (field.stored.spec if isinstance(field.stored, StoredRanges) else field.stored)
-        dtype = of.dtype.newbyteorder("=")
+    def _read_converted(self, conversion: Conversion, anchors: Indices, out: Array) -> None:
+        field, window = self._field, self._window
+        of: Any = field.values
+        stored = of.spec.stored_shape
+        if isinstance(field.stored, StoredRanges | StoredSequences):
+            of, stored = field.stored.spec, out.shape[1:]
+        shape, dtype = (len(window.offsets), *stored) if window.axis else stored, of.dtype.newbyteorder("=")
         block = max(BLOCK_BYTES // max(math.prod(shape) * dtype.itemsize, 1), 1)
-        values = np.empty((min(block, len(rows)), *shape), dtype)
+        values = np.empty((min(block, len(anchors)), *shape), dtype)
         # In storage order if rows may share a chunk, which is then decoded once.
-        order = None if self.reading == "copied" or len(rows) <= block else np.argsort(rows, kind="stable")
-        for first in range(0, len(rows), block):
+        order = None if self.reading == "copied" or len(anchors) <= block else np.argsort(anchors, kind="stable")
+        for first in range(0, len(anchors), block):
             places = slice(first, first + block) if order is None else order[first : first + block]
-            block_rows = rows[places]
-            self._read(block_rows, values[: len(block_rows)])
-            out[places] = field.conversion(values[: len(block_rows)], block_rows + begin, out.dtype)
+            own = anchors[places]
+            self._read(own, values[: len(own)])
+            rows = window.rows if window.axis else window.begins
+            out[places] = conversion(values[: len(own)], functools.partial(rows, own), out.dtype)
 
-    def _read(self, rows: Indices, out: Array, keys: Words | None = None) -> list[Shown] | None:
-        field = self._field
-        if self._one_by_one:
-            wanted = field.window_rows(rows)
-            every = None if keys is None else np.repeat(keys, wanted.shape[1])
-            return self._reader.read(wanted.ravel(), out.reshape(-1, *out.shape[1 + field.windowed :]), every)
-        begins, counts = field.begins(rows), np.full(len(rows), field.length)
-        short = field.length < out.shape[1]  # a part that is shorter than a window
-        values = np.empty((len(rows), field.length, *out.shape[2:]), out.dtype) if short else out
-        self._reader.read_ranges(begins, counts, values.reshape(-1, *out.shape[2:]))
-        wanted = rows + field.span[0]
-        moved = np.arange(len(rows)) if short else np.flatnonzero(begins != wanted)
-        if moved.size:
-            inside = np.clip(wanted[moved, None] + np.arange(out.shape[1]), 0, field.stored.rows - 1)
-            out[moved] = values[moved[:, None], inside - begins[moved, None]]
-        return None
+    def _read(self, anchors: Indices, out: Array, keys: Words | None = None) -> list[Shown] | None:
+        select, window = self._rows(anchors), self._window
+        values = out.reshape(-1, *out.shape[1 + window.axis :])
+        shown = self._reader.read(select, values, None if keys is None else np.repeat(keys, len(window.offsets)))
+        if select.counts is not None and window.pad:
+            moved = np.flatnonzero(~window.real(anchors).all(axis=1))
+            out[moved] = out[moved[:, None], window.rows(anchors[moved]) - select.firsts[moved, None]]
+        return shown
 
-    def _ranges(self, rows: Indices) -> tuple[Indices, Indices | None]:
-        if self._one_by_one:
-            return self._field.window_rows(rows).ravel(), None
-        return self._field.begins(rows), np.full(len(rows), self._field.length)
+    def _rows(self, anchors: Indices) -> Select:
+        window = self._window
+        if window.consecutive and 1 < window.length == len(window.offsets) and not self._field.images:
+            return Select(window.begins(anchors), np.full(len(anchors), window.length))
+        return Select(window.rows(anchors).ravel())
 
-    def fetch(self, rows: Indices, _: Indices | None, /) -> bool:
-        return self._reader.fetch(*self._ranges(rows))
+    def fetch(self, select: Select, /) -> bool:
+        return self._reader.fetch(self._rows(select.rows))
 
-    def decode(self, rows: Indices, _: Indices | None, chunk_group: ChunkGroup | None, /) -> None:
-        self._reader.decode(*self._ranges(rows), chunk_group)
+    def decode(self, select: Select, chunk_group: ChunkGroup | None, /) -> None:
+        self._reader.decode(self._rows(select.rows), chunk_group)
 
 
 class MaskReader(Reader):
     reading = "copied"
 
-    def __init__(self, field: StoredField) -> None:
-        self._field = field
+    def __init__(self, window: Window) -> None:
+        self._window = window
 
-    def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
-        out[...] = real_rows(rows, self._field)
-
-
-def real_rows(anchors: Indices, field: StoredField) -> Array:
-    """Whether rows of windows lie inside the part; bool, shape (n, window)."""
-    inside = anchors[:, None] + np.arange(*(field.mask_of or field.span), field.step)
-    real: Array = (inside >= 0) & (inside < field.stored.rows)
-    return real
+    def read(self, select: Select, out: Array, _: Words | None = None, /) -> None:
+        out[...] = self._window.real(select.rows)
 
 
 class RangesReader(Reader):
@@ -277,52 +211,53 @@ class RangesReader(Reader):
         self._stored, self._elements = stored, elements
         self.reading = slowest(each.reading for each in elements)
 
-    def fetch(self, rows: Indices, _: Indices | None, /) -> bool:
-        places = self._stored.places(rows)
-        return any([reader.fetch(*places) for reader in self._elements])  # noqa: C419  # of every reader
+    def fetch(self, select: Select, /) -> bool:
+        places = self._stored.places(select.rows)
+        return any([reader.fetch(places) for reader in self._elements])  # noqa: C419  # of every reader
 
-    def decode(self, rows: Indices, _: Indices | None, chunk_group: ChunkGroup | None, /) -> None:
+    def decode(self, select: Select, chunk_group: ChunkGroup | None, /) -> None:
         for reader in self._elements:
-            reader.decode(*self._stored.places(rows), chunk_group)
+            reader.decode(self._stored.places(select.rows), chunk_group)
 
 
 class SparseReader(RangesReader):
-    def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
+    def read(self, select: Select, out: Array, _: Words | None = None, /) -> None:
         stored = self._stored
         assert stored.columns is not None
-        begins, counts = stored.places(rows)
+        places = stored.places(select.rows)
+        counts: Any = places.counts
         values = np.empty(counts.sum(), stored.values.dtype.newbyteorder("="))
         columns = np.empty(len(values), stored.columns.dtype.newbyteorder("="))
-        self._elements[0].read_ranges(begins, counts, values)
-        self._elements[1].read_ranges(begins, counts, columns)
+        self._elements[0].read(places, values)
+        self._elements[1].read(places, columns)
         width = stored.spec.shape[0]
         wrong = columns >= width if columns.dtype.kind == "u" else (columns < 0) | (columns >= width)
         if wrong.any():
             place = int(wrong.argmax())
-            row = int(rows[np.searchsorted(np.cumsum(counts), place, side="right")])
+            row = int(select.rows[np.searchsorted(np.cumsum(counts), place, side="right")])
             what = f"has a value in column {columns[place]} of {width}; write the file again"
             raise stored.error(CorruptError, what, row)
         out[...] = 0
-        places = np.repeat(np.arange(len(rows)) * width, counts) + columns.astype(np.int64)
+        cells = np.repeat(np.arange(len(counts)) * width, counts) + columns.astype(np.int64)
         # Added, not assigned: a column that is stored twice means the sum, as in scipy.
-        np.add.at(out.reshape(-1), places, values.astype(out.dtype, copy=False))
+        np.add.at(out.reshape(-1), cells, values.astype(out.dtype, copy=False))
 
 
 class PaddedReader(RangesReader):
-    def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
-        begins, counts = self._stored.places(rows)
-        stored = self._stored.values
+    def read(self, select: Select, out: Array, _: Words | None = None, /) -> None:
+        places, stored = self._stored.places(select.rows), self._stored.values
+        counts: Any = places.counts
         values = np.empty((counts.sum(), *stored.spec.stored_shape), stored.dtype.newbyteorder("="))
-        self._elements[0].read_ranges(begins, counts, values)
+        self._elements[0].read(places, values)
         values = stored.member.of(values) if stored.member else values
         out[...] = 0
         out[np.arange(out.shape[1]) < counts[:, None]] = values
 
 
 class GroupsReader(FileReader):
-    def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
+    def read(self, select: Select, out: Array, _: Words | None = None, /) -> None:
         stored = self._stored
-        for place, row in enumerate(rows.tolist()):
+        for place, row in enumerate(select.rows.tolist()):
             name = stored.dataset(row)
             with as_source_errors(stored.at(row), "cannot be read", file=stored.path, dataset=name, row=row):
                 dataset = self._file.dataset(name, 0, kept=False)
@@ -337,13 +272,13 @@ class SequenceReader(Reader):
     reading: Reading = "decoded"  # Python code follows each reference
 
     def __init__(self, sequences: StoredSequences, file: OpenFile) -> None:
-        self._stored, self._file = sequences.rows, file
+        self._stored, self._file = sequences.values, file
         self._sequences: Any = sequences
-        if sequences.heap is None and sequences.rows.index is None:
+        if sequences.heap is None and sequences.values.index is None:
             self.reading = "locked"  # by h5py
 
-    def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
-        stored = self._stored
+    def read(self, select: Select, out: Array, _: Words | None = None, /) -> None:
+        stored, rows = self._stored, select.rows
         out[...] = 0
         began = time.perf_counter()
         for place, row in enumerate(rows.tolist()):
@@ -354,8 +289,8 @@ class SequenceReader(Reader):
             out[place, : len(values)] = values
         CLOCK.decoded(time.perf_counter() - began, int(self._pieces(rows)[1].sum()), out.nbytes)
 
-    def fetch(self, rows: Indices, _: Indices | None, /) -> bool:
-        return self._file.fetch(*self._pieces(rows))
+    def fetch(self, select: Select, /) -> bool:
+        return self._file.fetch(*self._pieces(select.rows))
 
     def _values(self, row: int) -> Array:
         reference, where = self._sequences.references[row].tolist(), self._stored.at(row)
@@ -375,7 +310,7 @@ class GroupSequenceReader(SequenceReader):
         values = np.empty((self._sequences.lengths[row], *self._stored.shape[2:]), stored.newbyteorder("="))
         _, first, end = self._sequences.references[row].tolist()
         if index is None or (index.offsets[first:end] < 0).any():  # some were never written
-            GroupsReader(self._stored, self._file).read(np.array([row]), values[None])
+            GroupsReader(self._stored, self._file).read(Select(np.array([row])), values[None])
             return values
         shape = self._sequences.chunks[row].tolist()
         pipeline = FilterPipeline(index.filters.filters, math.prod(shape) * stored.itemsize)
@@ -405,14 +340,14 @@ class ImageReader(Reader):
     reading: Reading = "decoded"
 
     def __init__(self, images: StoredImages, rows: Reader | None, file: OpenFile) -> None:
-        self._images, self._stored = images, images.rows
+        self._images, self._stored = images, images.values
         self._rows = rows  # None if images are read one by one
         self._padded = rows is not None and images.heap is None
         self._file = file
         self._block = max(BLOCK_BYTES // self._stored.shape[1], 1)
 
-    def read(self, rows: Indices, out: Array, keys: Words | None = None, /) -> list[Shown]:
-        images, decode_s, nbytes, shown = self._images, 0.0, 0, list[Shown]()
+    def read(self, select: Select, out: Array, keys: Words | None = None, /) -> list[Shown]:
+        rows, images, decode_s, nbytes, shown = select.rows, self._images, 0.0, 0, list[Shown]()
         drawn = images.decoder.draws(keys, len(rows))
         for first in range(0, len(rows), self._block):
             block = rows[first : first + self._block]
@@ -435,8 +370,8 @@ class ImageReader(Reader):
 
     def _image(self, stored: Bytes, row: int) -> bytes:
         end = len(stored)
-        if self._images.lengths is not None:
-            end = int(self._images.lengths[row])
+        if self._images.ranges:
+            end = int(self._images.ranges.lengths[row])
         elif self._padded and not stored[:4].tobytes().startswith(MAY_END_IN_ZEROS):
             end = (stored != 0).tobytes().rfind(b"\1") + 1  # in a tenth of the time of bytes.rstrip
         return stored[:end].tobytes()
@@ -447,7 +382,7 @@ class ImageReader(Reader):
         if self._rows is None:
             return lambda place, where: self._alone(int(rows[place]), where)
         stored = np.empty((len(rows), self._stored.shape[1]), np.uint8)
-        self._rows.read(rows, stored)
+        self._rows.read(Select(rows), stored)
         if heap is None:
             return lambda place, _: stored[place]
         references = heap.references(stored).tolist()
@@ -462,17 +397,17 @@ class ImageReader(Reader):
             value = self._file.dataset(stored.dataset(row), 0, kept=not own)[() if own else row]
             return np.frombuffer(np.asarray(value).tobytes(), np.uint8)
 
-    def fetch(self, rows: Indices, _: Indices | None, /) -> bool:
-        index, heap = self._stored.index, self._images.heap
+    def fetch(self, select: Select, /) -> bool:
+        rows, index, heap = select.rows, self._stored.index, self._images.heap
         if self._rows is None:
             return index is not None and self._file.fetch(index.offsets[rows], index.sizes[rows].astype(np.int64))
-        cold = self._rows.fetch(rows, None)
+        cold = self._rows.fetch(Select(rows))
         if heap is None:
             return cold
         stored = np.empty((len(rows), self._stored.shape[1]), np.uint8)
-        self._rows.read(rows, stored)
+        self._rows.read(Select(rows), stored)
         return self._file.fetch(*heap.pieces(heap.references(stored), remote=self._file.remote)) or cold
 
-    def decode(self, firsts: Indices, counts: Indices | None, chunk_group: ChunkGroup | None, /) -> None:
+    def decode(self, select: Select, chunk_group: ChunkGroup | None, /) -> None:
         if self._rows is not None:
-            self._rows.decode(firsts, counts, chunk_group)
+            self._rows.decode(select, chunk_group)

@@ -16,8 +16,9 @@ from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.source import Reading
 from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.sources.hdf5.index.index import ChunkIndex
-from lit_async_data.sources.hdf5.readers.readers import Reader, h5py_rows, pieces
+from lit_async_data.sources.hdf5.readers.readers import Reader, h5py_rows
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
+from lit_async_data.sources.hdf5.select import Pieces, Select
 from lit_async_data.sources.hdf5.storage.codecs import FLETCHER32, unshuffle
 from lit_async_data.sources.hdf5.storage.open_file import PREAD_BYTES, OpenFile
 
@@ -51,8 +52,11 @@ class RawReader(Reader):
         # The number of contiguous rows: all rows, or the rows of a chunk.
         self._chunk_rows = stored.rows if stored.index is None else stored.index.shape[0]
 
-    def read(self, rows: Indices, out: Array, _: Words | None = None, /) -> None:
-        stored = self._stored
+    def read(self, select: Select, out: Array, _: Words | None = None, /) -> None:
+        if select.counts is not None:
+            self._read_ranges(select.pieces(self._chunk_rows), out)
+            return
+        stored, rows = self._stored, select.rows
         as_stored = out.dtype == self._native
         values = out if as_stored else np.empty((len(rows), *stored.spec.stored_shape), stored.dtype)
         self._gather(rows, values.view(np.uint8).reshape(len(rows), -1))
@@ -61,10 +65,9 @@ class RawReader(Reader):
         elif not stored.dtype.isnative:
             out.byteswap(inplace=True)
 
-    def read_ranges(self, firsts: Indices, counts: Indices, out: Array) -> None:
+    def _read_ranges(self, cut: Pieces, out: Array) -> None:
         target = out.view(np.uint8).reshape(len(out), self._row_bytes)
         apart = not out.flags.c_contiguous
-        cut = pieces(firsts, counts, self._chunk_rows)
         begins = self._offsets(cut.chunk * self._chunk_rows + cut.inside)
         if self._file.remote:
             self._file.need(begins, cut.rows * self._row_bytes)
@@ -92,10 +95,10 @@ class RawReader(Reader):
         assert stored.index is not None
         return np.full(stored.shape[1:], stored.index.fill, stored.dtype).reshape(-1).view(np.uint8)
 
-    def fetch(self, firsts: Indices, counts: Indices | None, /) -> bool:
-        if counts is None:
-            return self._file.fetch(self._offsets(firsts), self._row_bytes)
-        cut = pieces(firsts, counts, self._chunk_rows)
+    def fetch(self, select: Select, /) -> bool:
+        if select.counts is None:
+            return self._file.fetch(self._offsets(select.firsts), self._row_bytes)
+        cut = select.pieces(self._chunk_rows)
         return self._file.fetch(self._offsets(cut.chunk * self._chunk_rows + cut.inside), cut.rows * self._row_bytes)
 
     def _offsets(self, rows: Indices) -> Indices:

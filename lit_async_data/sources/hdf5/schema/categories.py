@@ -34,6 +34,8 @@ from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, context
 from lit_async_data.sources.hdf5.storage.handles import path_of
 from lit_async_data.sources.table.labels import INEXACT, MOST_CLASSES
 
+RowsOf = Callable[[], Indices]
+
 # Marks of a `Numbering` until values are checked: a missing value, a name that is no class, a number without a name.
 MISSING, UNLISTED, UNNAMED = (int(np.iinfo(np.int64).min) + each for each in range(3))
 CODES = np.dtype(np.int64)  # the type of the numbers of text
@@ -367,8 +369,6 @@ class Conversion:
     mask: npt.NDArray[np.bool_] | None = None  # which rows (of the table) have no value; None if all have one
     # For missing values, "ignore" delivers −100, "mark" the marks of `Numbering`; "error" and "drop" raise an error.
     null: str = "error"
-    last_row: int | None = None  # the last row of the dataset, if a sample is a window of rows, on axis 1; else None
-    step: int = 1  # rows from one row of a window to the next
 
     @property
     def doubtful(self) -> bool:
@@ -377,8 +377,8 @@ class Conversion:
         masked = self.mask is not None and bool(self.mask.any())
         return UNLISTED in found or (self.null != "ignore" and (masked or MISSING in found))
 
-    def __call__(self, values: Array, rows: Indices, dtype: np.dtype[Any]) -> Array:
-        """Convert values, shape (n, …), native byte order; ``rows`` has the first row of each sample, for messages."""
+    def __call__(self, values: Array, rows: RowsOf, dtype: np.dtype[Any]) -> Array:
+        """Convert values, shape (n, …), native byte order; ``rows`` gives their rows, shape (n,) or (n, window)."""
         places: Array | None = None
         if self.stored.member is not None:
             values = self.stored.member.of(values)
@@ -394,12 +394,12 @@ class Conversion:
             values = self._numbered(self.numbering, values, rows, places)
         return self._cast(values, rows, dtype)
 
-    def _numbered(self, numbering: Numbering, values: Array, rows: Indices, places: Array | None) -> Array:
+    def _numbered(self, numbering: Numbering, values: Array, rows: RowsOf, places: Array | None) -> Array:
         found = numbering(values)
         if self.mask is not None:
             if places is None:
-                places = rows if self.last_row is None else rows[:, None] + np.arange(values.shape[1]) * self.step
-            lost = self.mask[places.clip(0, len(self.mask) - 1)]
+                places = rows()
+            lost = self.mask[places]
             found = np.where(lost, MISSING, found.astype(np.int64)) if lost.any() else found
         if found is values or self.null == "mark" or found.min() > UNNAMED:
             return found
@@ -415,7 +415,7 @@ class Conversion:
         found[missing] = IGNORED
         return found
 
-    def _cast(self, values: Array, rows: Indices, dtype: np.dtype[Any]) -> Array:
+    def _cast(self, values: Array, rows: RowsOf, dtype: np.dtype[Any]) -> Array:
         if values.dtype == dtype or np.can_cast(values.dtype, dtype, "safe"):
             return values
         with np.errstate(invalid="ignore", over="ignore"):
@@ -432,12 +432,11 @@ class Conversion:
         self._check(wrong, values, rows, problem, "choose another dtype, ")
         return cast
 
-    def _check(self, wrong: Array, values: Array, rows: Indices, problem: str, cure: str = "") -> None:
+    def _check(self, wrong: Array, values: Array, rows: RowsOf, problem: str, cure: str = "") -> None:
         if not wrong.any():
             return
         place = np.unravel_index(int(wrong.argmax()), wrong.shape)
-        row = int(rows[place[0]])
-        if self.last_row is not None:  # windows may be padded
-            row = min(max(row + int(place[1]) * self.step, 0), self.last_row)
+        found = rows()
+        row = int(found[place[: found.ndim]])
         what = f"{values[place]!s} {problem}; {cure}correct the file, or leave such rows out with rows="
         raise self.stored.error(FormatError, what, row)

@@ -6,19 +6,20 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import TENSOR_TYPES, Bytes, FieldSpec
-from lit_async_data.errors import CorruptError, FormatError, SourceError
+from lit_async_data.errors import ConfigError, CorruptError, FormatError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.checks import first_good
 from lit_async_data.sources.hdf5.index.index import ChunkIndex, IndexKey
 from lit_async_data.sources.hdf5.schema.field import BOUNDS, Field
 from lit_async_data.sources.hdf5.schema.inspect import Located, OpenGroup, StoredDataset, member_of
+from lit_async_data.sources.hdf5.select import Episodes, Select
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.storage.failures import (
     LIBRARY_ERRORS,
@@ -53,13 +54,13 @@ class StoredRanges(Located):
     def rows(self) -> int:
         return len(self.offsets) - 1
 
-    @property
+    @functools.cached_property
     def lengths(self) -> Indices:
         return np.diff(self.offsets)
 
-    def places(self, rows: Indices) -> tuple[Indices, Indices]:
+    def places(self, rows: Indices) -> Select:
         begins = self.offsets[rows]
-        return begins, self.offsets[rows + 1] - begins
+        return Select(begins, self.offsets[rows + 1] - begins)
 
 
 def encoding(group: h5py.Group) -> str:
@@ -121,7 +122,7 @@ def delimited(group: OpenGroup, field: Field) -> Delimited | None:
     """How a field is divided into samples of variable length, by the user or the file; None if it is not."""
     name = group.name(field.dataset)
     for rule, bounds in ((rule, getattr(field, rule)) for rule in BOUNDS):
-        if bounds:
+        if isinstance(bounds, str):
             return Delimited(group.name(bounds), name, group.name(bounds), rule)
     node = group.node(name)
     if isinstance(node, h5py.Group):
@@ -195,18 +196,82 @@ def _offsets(path: str, name: str, rule: str, numbers: Indices, elements: int) -
     """The begin of each sample and the end of the last; checked, since wrong ones would raise no error later."""
     ends = np.append(0, np.cumsum(numbers) if rule == "lengths" else numbers)
     offsets: Indices = {"offsets": ends[1:], "starts": np.append(numbers, elements)}.get(rule, ends)
-    begins, ends = offsets[:-1], offsets[1:]
-    wrong = (begins > ends) | (ends > elements)
+    wrong = np.zeros(len(offsets) - 1, np.bool_)
     wrong[0] |= offsets[0] != 0
     wrong[-1] |= rule == "offsets" and offsets[-1] != elements
-    if wrong.any():
-        row = int(wrong.argmax())
-        must = {"offsets": f"begin with 0, never fall and end with {elements}", "starts": "begin with 0 and never fall"}
-        must = {**must, "ends": "never fall", "lengths": f"not be negative, nor more than {elements} together"}
-        what = f"{begins[row]} to {ends[row]} of {elements} elements; {rule} must {must[rule]}"
-        where = f"{path}:/{name.strip('/')}, row {row}"
-        raise CorruptError(f"{what}; restore or correct the file", file=path, dataset=name, row=row, place=where)
+    must = {"offsets": f"begin with 0, never fall and end with {elements}", "starts": "begin with 0 and never fall"}
+    must = {**must, "ends": "never fall", "lengths": f"not be negative, nor more than {elements} together"}
+    said = f"{rule} must {must[rule]}"
+    _check_bounds(path, name, Episodes(offsets[:-1], offsets[1:]), elements, must=said, wrong=wrong)
     return offsets
+
+
+def _check_bounds(path: str, name: str, bounds: Episodes, elements: int, *, must: str, wrong: Any) -> None:
+    begins, ends = bounds
+    if (wrong := wrong | (begins > ends) | (ends > elements)).any():
+        row = int(wrong.argmax())
+        what = f"{begins[row]} to {ends[row]} of {elements} elements; {must}; restore or correct the file"
+        raise CorruptError(what, **context_of(path, name, row))
+
+
+def episodes_of(group: OpenGroup, given: Any, rows: int) -> Episodes:
+    """The episodes of a part, by an id or flags of ends for each row, or by their bounds."""
+    rules = dict(given) if isinstance(given, Mapping) else {"ids": given}
+    rule = "starts" if {*rules} == {"starts", "lengths"} else next(iter(rules)) if len(rules) == 1 else ""
+    names = {each: [of] if isinstance(of, str) else of for each, of in rules.items()}
+    listed = all(isinstance(of, Sequence) and (each == "flags" or len(of) == 1) for each, of in names.items())
+    if rule not in ("ids", "flags", *BOUNDS) or not listed:
+        ways = "{'flags': NAME}, {'ends': NAME}, {'lengths': NAME} or {'starts': NAME, 'lengths': NAME}"
+        raise ConfigError(f"{given!r} is neither the name of a dataset with an id for each row, nor {ways}", "episodes")
+    name = group.name(names[rule][0])
+    if rule in BOUNDS:
+        found = {each: _integers(group, group.name(of)) for each, [of] in names.items()}
+        if len(found) == 1:
+            offsets = _offsets(group.path, name, rule, found[rule], rows)
+            return Episodes(offsets[:-1], offsets[1:])
+        starts, lengths = found["starts"], found["lengths"]
+        if len(starts) != len(lengths):
+            what = f"holds {len(starts)} starts for {len(lengths)} lengths; each episode needs both"
+            raise CorruptError(what, **context_of(group.path, name))
+        episodes, must = Episodes(starts, starts + lengths), "each must begin behind the one before it"
+        wrong = starts < np.append(0, episodes.ends[:-1])
+        _check_bounds(group.path, name, episodes, rows, must=must, wrong=wrong)
+        return episodes
+    cure = "; bounds of episodes are episodes={'ends': NAME} or 'lengths'"
+    values = [one_of_each(group, each, rows, "episodes: ", cure) for each in names[rule]]
+    changes = values[0][1:] != values[0][:-1] if rule == "ids" else np.any(values, axis=0)[:-1]
+    edges = np.concatenate([[0], np.flatnonzero(changes) + 1, [rows]])
+    again = np.delete(edges[:-1], np.unique(values[0][edges[:-1]], return_index=True)[1])
+    if rule == "ids" and again.size:
+        what = f"{values[0][again].tolist()[0]!r} begins an episode again; give each episode an id of its own, or if "
+        what += "the values mark ends of episodes, write episodes={'flags': NAME}"
+        raise FormatError(what, **context_of(group.path, name, int(again[0])))
+    return Episodes(edges[:-1], edges[1:])
+
+
+def times_of(group: OpenGroup, episodes: Episodes | None, name: str, rows: int) -> npt.NDArray[np.floating[Any]]:
+    """The times of rows, which rise within each episode. Sources keep them in memory."""
+    times = one_of_each(group, name, rows, "time: ", "; give the dataset of the times of these rows")
+    if times.dtype.kind not in "iuf":
+        raise FormatError(f"holds {times.dtype}, not seconds", **context_of(group.path, group.name(name)))
+    rises = times[1:] > times[:-1]
+    if episodes:
+        rises |= np.diff(episodes.number(np.arange(rows))) > 0
+    if (wrong := np.append(False, ~rises) | ~np.isfinite(times)).any():
+        row = int(wrong.argmax())
+        what = f"{times[row]} s" + f" comes after {times[row - 1]} s" * (row > 0)
+        cure = "times must rise, at least within an episode: correct the file"
+        raise FormatError(f"{what}; {cure}", **context_of(group.path, group.name(name), row))
+    return times if times.dtype.kind == "f" else times.astype(np.float64)
+
+
+def one_of_each(group: OpenGroup, name: str, rows: int, where: str = "", cure: str = "") -> npt.NDArray[Any]:
+    """A dataset with one value for each row, also as MATLAB stores vectors."""
+    dataset, member = group.whole_member(name, where)
+    if dataset.shape not in ((rows,), (1, rows), (rows, 1)):
+        what = f"has shape {dataset.shape}; it must have one value for each of the {rows} rows{cure}"
+        raise FormatError(what, **context_of(group.path, group.name(name)))
+    return np.asarray(member_of(dataset[...].reshape(-1), member))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -214,7 +279,7 @@ class StoredSequences:
     """Samples of variable length: sequences in the global heap, or a dataset for each sample."""
 
     # The references to sequences; or all datasets as one, as long as the longest, whose index has the chunks of all.
-    rows: StoredDataset
+    values: StoredDataset
     heap: GlobalHeap | None  # None for datasets
     # As `GlobalHeap.references` returns them; for a dataset, its bytes, its first chunk, and the end of its chunks.
     # int64, shape (rows, 3).
@@ -296,14 +361,13 @@ NO_IMAGE = "does not hold one image in this file, as uint8 on one axis or as one
 class StoredImages:
     # The bytes of images, or references to these. If each image is a dataset of a group, it is a chunk, at offset −1 if
     # h5py must read it.
-    rows: StoredDataset
+    values: StoredDataset
     decoder: ImageDecoder
     swapped: bool  # whether red and blue change places
-    # Bytes of each image, if images lie end to end; int64. None: a row ends with its image, or with zeros behind it.
-    lengths: Indices | None = None
     heap: GlobalHeap | None = None  # None if rows hold the bytes, or h5py must read them
     alone: bool = True  # whether images are read one by one
-    ranges: StoredRanges | None = None  # the place of each image, if images lie end to end
+    # The place of each image, if images lie end to end. None: a row ends with its image, or with zeros behind it.
+    ranges: StoredRanges | None = None
 
 
 def inspect_images(group: OpenGroup, field: Field) -> StoredImages:
@@ -312,7 +376,7 @@ def inspect_images(group: OpenGroup, field: Field) -> StoredImages:
     begins = np.empty(0, np.int64)
     if (parts := delimited(group, field)) is not None:
         name, ranges = parts.name, inspect_variable(group, parts, most=None)
-        begins, known = ranges.places(np.arange(ranges.rows))
+        begins, known = ranges.offsets[:-1], ranges.lengths
         values, sizes = ranges.values, known.astype(np.uint32)
         if values.dtype != np.uint8 or len(values.shape) > 1:
             what = f"holds {values.dtype} {values.shape}, not the bytes of images as uint8 on one axis; write them so"
@@ -343,7 +407,7 @@ def inspect_images(group: OpenGroup, field: Field) -> StoredImages:
         return data.ljust(size, b"\0") if node.dtype.kind == "S" else data  # numpy cuts text at zeros
 
     images = images_of(field, stored, bytes_of)
-    return dataclasses.replace(images, lengths=known, heap=heap, alone=alone, ranges=ranges)
+    return dataclasses.replace(images, heap=heap, alone=alone, ranges=ranges)
 
 
 def images_of(field: Field, stored: StoredDataset, bytes_of: Callable[[int], bytes]) -> StoredImages:

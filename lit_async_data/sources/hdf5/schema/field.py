@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import fnmatch
 import functools
+import math
 import numbers
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +28,11 @@ from lit_async_data.sources.local_files import folder_of, is_pattern, natural
 
 _INSTEAD = {
     "columns": "one column is column=…; several datasets as channels are a list of names",
-    **dict.fromkeys(("delta_timestamps", "shift"), "windows of rows are window=(start, stop) or (start, stop, step)"),
+    **dict.fromkeys(
+        ("delta_timestamps", "shift"),
+        "windows of rows are window=(start, stop) or (start, stop, step), chosen rows offsets=[-15, -5, 0], "
+        "and rows at times in seconds offsets=[-0.2, 0.0] with time=NAME",
+    ),
 }
 
 
@@ -68,9 +73,17 @@ class Field(ImageOptions):
             shape (total, *rest), with the field ``KEY_offsets``, int64 of shape (B + 1,): the begin of each sample,
             and the end of the last. Host transforms get padded samples, and may change no length.
         pad_side: Where samples of variable length are padded: ``"right"``, behind their values, or ``"left"``.
-        offsets: A dataset of integers, if ``name`` holds samples of variable length end to end: the begin of each
-            sample, and in one more value the end of the last.
-        starts: As ``offsets``, without the end of the last sample, which ends with ``name``.
+        offsets: A list of whole numbers: the rows of a sample, relative to its own row, as ``[-15, -5, 0]``, in place
+            of ``window``; with ``time``, of seconds: ``[-0.2, -0.1, 0]``. Or, if ``name`` holds samples of variable
+            length end to end, a dataset of integers: the begin of each sample, and in one more value the end of the
+            last.
+        time: A dataset with the time of each row, in seconds, ascending. The field may then have another number of rows
+            than the fields without seconds, whose rows are the samples; the time of a sample is in the ``time`` of the
+            first of these that has one, else in that of the field itself. None: ``offsets`` are rows.
+        direction: The row for a time: ``"nearest"``, or ``"backward"``, the last one that is not later.
+        tolerance: The largest distance to that row, in seconds. Beyond it, ``pad`` fills the row; without ``pad``, the
+            sample is left out. None: half the median interval of ``time``, or with ``"backward"`` the whole interval.
+        starts: As a dataset of ``offsets``, without the end of the last sample, which ends with ``name``.
         ends: A dataset with the end of each sample, instead of ``offsets``.
         lengths: A dataset with the number of rows of each sample, instead of ``offsets``.
         attr: An attribute with one number or text, of the dataset ``name`` or, without a name, of the group of the part
@@ -115,7 +128,7 @@ class Field(ImageOptions):
     pad: Literal["last", "zero"] | None = None
     ragged: Literal["pad", "concat"] = "pad"
     pad_side: Literal["left", "right"] = "right"
-    offsets: str | None = None
+    offsets: str | Sequence[float] | None = None
     starts: str | None = None
     ends: str | None = None
     lengths: str | None = None
@@ -126,15 +139,17 @@ class Field(ImageOptions):
     decode: Literal["image"] | None = None
     channels: Literal["RGB", "BGR"] = "RGB"
     separator: str | None = None
+    time: str | None = None
+    direction: Literal["nearest", "backward"] = "nearest"
+    tolerance: float | None = None
 
     def __post_init__(self) -> None:
         self._stack(self.name)
-        for name in ("name", "lookup", "attr", *BOUNDS)[bool(self.stacked) :]:
+        for name in ("name", "lookup", "attr", "time", *BOUNDS)[bool(self.stacked) :]:
             value = getattr(self, name)
-            left_out = self.attr and value in ("", "/") if name == "name" else value is None
+            left_out = self.attr and value in ("", "/") if name == "name" else value is None or name == "offsets"
             if not (isinstance(value, str) and value.strip("/")) and not left_out:
-                cure = f"; {_INSTEAD['shift']}" if name == "offsets" else ""
-                what = f"{value!r} is not the name of a dataset{cure}" if value else "missing; which dataset is it?"
+                what = f"{value!r} is not the name of a dataset" if value else "missing; which dataset is it?"
                 raise ConfigError(what, name)
         for name, least in (("column", 0), ("max_length", 1)):
             if getattr(self, name) is not None:
@@ -144,6 +159,7 @@ class Field(ImageOptions):
             raise ConfigError(f"{fill!r} is not a number", "fill")
         self._set("dtype", _tensor_type(self.dtype))
         self._set("window", _window(self.window))
+        self._set("offsets", _offsets(self.offsets, seconds=self.time is not None))
         _check_combination(self)
         if self.pad and self.rows is None:
             raise ConfigError(f"{self.pad!r} needs a window of rows, such as (0, 8), or (-2, -1) for one row", "pad")
@@ -170,10 +186,10 @@ class Field(ImageOptions):
         for each in fields:
             if each.stacked or each.attr or each.decode:
                 raise ConfigError(f"{each.dataset!r} is no dataset of numbers, as channels are; leave it out", "name")
-            if (each.window, each.pad) != (fields[0].window, fields[0].pad):
+            for option in (name for name in ROWS if getattr(each, name) != getattr(fields[0], name)):
                 what = f"{each.dataset} and {fields[0].dataset} have different ones; give them one"
-                raise ConfigError(what, "window")
-        for name, value in {"name": tuple(fields), "window": fields[0].window, "pad": fields[0].pad}.items():
+                raise ConfigError(what, option)
+        for name, value in {"name": tuple(fields), **{name: getattr(fields[0], name) for name in ROWS}}.items():
             self._set(name, value)
 
     @property
@@ -220,24 +236,28 @@ class Field(ImageOptions):
             raise error.within(where) from None
 
     @property
-    def span(self) -> tuple[int, int]:
-        """The first row and the end of a sample, relative to its own row."""
-        return self.steps[0], self.steps[-1] + 1
+    def seconds(self) -> bool:
+        """Whether ``offsets`` are seconds."""
+        return self.time is not None and isinstance(self.offsets, tuple)
 
     @property
-    def steps(self) -> range:
-        """The rows of a sample, relative to its own row."""
+    def steps(self) -> Sequence[float]:
+        """The rows of a sample, relative to its own row, or their times."""
+        if isinstance(self.offsets, tuple):
+            return self.offsets
         first = self.window if isinstance(self.window, int) else 0
         return range(*self.window) if isinstance(self.window, tuple) else range(first, first + 1)
 
     @property
     def rows(self) -> int | None:
         """Number of rows in a window; None if rows have no axis of their own."""
-        return len(self.steps) if isinstance(self.window, tuple) else None
+        return len(self.steps) if isinstance(self.window, tuple) or isinstance(self.offsets, tuple) else None
 
 
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Field)}
 IMAGE = tuple(field.name for field in dataclasses.fields(ImageShape))
+# Options that choose rows around the own row of a sample.
+ROWS = ("window", "offsets", "time", "direction", "tolerance", "pad")
 # Options of samples of variable length. Images have a fill, too.
 VARIABLE = ("max_length", "fill", "ragged", "pad_side")
 # Options that name the dataset of boundaries between samples of variable length.
@@ -252,6 +272,7 @@ _CHOICES = {
     "kind": ("class", "number", "text", None),
     "null": ("error", "ignore", "drop", "zero"),
     "per": ("anchor", None),
+    "direction": ("nearest", "backward"),
 }
 
 
@@ -267,8 +288,14 @@ def _check_combination(field: Field) -> None:
         raise ConfigError("nothing is padded with ragged: concat; leave it out", name)
     for name in [name for name in BOUNDS if getattr(field, name)][1:]:
         raise ConfigError(f"one of {', '.join(BOUNDS)} is enough; leave the others out", name)
-    refused = ("column", "window", "lookup", "mask_and_scale", "decode", "per", *VARIABLE, *BOUNDS)
-    for option in changed(field, refused if field.attr else ("window",) if field.per else ()):
+    for name in () if field.seconds else changed(field, ("direction", "tolerance")):
+        raise ConfigError("needs time=NAME, and offsets=[…] in seconds", name)
+    if field.tolerance is not None and not (_is_number(field.tolerance) and field.tolerance >= 0):
+        raise ConfigError(f"{field.tolerance!r} is not a number of seconds", "tolerance")
+    if field.window is not None and isinstance(field.offsets, tuple):
+        raise ConfigError("a window and a list of rows are two choices of rows; give one of the two", "offsets")
+    refused = ("column", *ROWS[:3], "lookup", "mask_and_scale", "decode", "per", *VARIABLE, *BOUNDS)
+    for option in changed(field, refused if field.attr else ROWS[:3] if field.per else ()):
         what = "an attribute, which is one value" if field.attr else "values of anchors"
         raise ConfigError(f"does not apply to {what}; leave it out", option)
 
@@ -298,6 +325,21 @@ def _window(given: Any) -> Any:
     if not ints or listed[0] >= listed[1] or any(step < 1 for step in listed[2:]):
         raise ConfigError(f"{given!r} is not (start, stop) or (start, stop, step), start below stop", "window")
     return tuple(map(int, given))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and value is not True and value is not False and math.isfinite(value)
+
+
+def _offsets(given: Any, *, seconds: bool) -> Any:
+    listed: Any = given if isinstance(given, Sequence) else ()
+    if given is None or (isinstance(given, str) and given.strip("/")):
+        return given
+    if not listed or not all(map(_is_number if seconds else _is_integer, listed)):
+        what = "is neither the name of a dataset nor a list of whole numbers, such as [-15, -5, 0]"
+        cure = "; seconds need time=NAME" if listed and not seconds and all(map(_is_number, listed)) else ""
+        raise ConfigError(f"{given!r} {what}{cure}", "offsets")
+    return tuple(map(float if seconds else int, listed))
 
 
 def _class_names(given: Any) -> tuple[str, ...] | None:

@@ -50,8 +50,9 @@ class NoSamplesError(FormatError):
     """A dataset or group has no rows. A part in which all fields have none is left out."""
 
 
-def context_of(path: str, name: str) -> dict[str, Any]:
-    return {"file": path, "dataset": name, "place": f"{path}:/{name.strip('/')}"}
+def context_of(path: str, name: str, row: int | None = None) -> dict[str, Any]:
+    place = f"{path}:/{name.strip('/')}" + f", row {row}" * (row is not None)
+    return {"file": path, "dataset": name, "row": row, "place": place}
 
 
 def source_error(

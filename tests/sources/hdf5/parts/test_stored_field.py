@@ -11,7 +11,6 @@ from support.sources.comparison import assert_same_samples
 from support.sources.oracle import check, read, refused
 
 from lit_async_data import AsyncDataError, Field, HDF5Source, MissingError
-from lit_async_data.sources.hdf5.parts.stored_field import WindowStarts
 
 
 @pytest.mark.parametrize(("shape", "column"), [((ROWS, 4), 4), ((ROWS, 4), 71), ((ROWS,), 0), ((ROWS, 4, 2), 1)])
@@ -105,23 +104,3 @@ def test_padding_that_only_the_delivered_type_holds_is_not_left_to_the_device(pa
         file.create_dataset("x", (2,), h5py.vlen_dtype(np.uint8))[:] = [np.arange(3), np.arange(2)]
     assert HDF5Source(path, {"x": Field("x", dtype="int64")}).spec["x"].narrow == np.uint8
     assert HDF5Source(path, {"x": Field("x", dtype="int64", fill=-100)}).spec["x"].narrow is None
-
-
-@pytest.mark.parametrize(
-    ("chosen", "overlap"), [([0, 5, 10], 0), ([0, 4, 8, 16], 1), ([0, 1, 2, 9], 2), ([8, 0, 4], 2)]
-)
-def test_chosen_windows_of_5_rows_share_rows_with_the_next_or_if_unordered_with_any(chosen, overlap):
-    assert WindowStarts.at(np.array(chosen)).overlap(5) == overlap
-
-
-def test_other_choices_have_other_fingerprints_and_all_rows_have_none():
-    equal = [WindowStarts.within(10, *each) for each in (([(0, 1)], 1), ([(0, 1)], 2), ([(-1, 1)], 1), ([(0, 2)], 1))]
-    found = [each.fingerprint(10) for each in (*equal, *(WindowStarts.at(np.array(rows)) for rows in ([0, 1], [1, 0])))]
-    assert found[0] == 0
-    assert len(set(found)) == 6
-
-
-@pytest.mark.parametrize(("window", "overlap"), [((0, 3), 2), ((4, 6), 5), ((-6, -4), 6)])
-def test_samples_that_repeat_a_row_as_padding_overlap(h5, window, overlap):
-    source = HDF5Source(h5(x=np.arange(20)), {"x": Field("x", window=window, pad="last")})
-    assert source.chunks.overlap == overlap

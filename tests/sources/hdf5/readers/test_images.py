@@ -38,13 +38,17 @@ def test_a_field_may_be_a_later_image(path):
     np.testing.assert_array_equal(samples_of(path, {"window": 2})["x"], PIXELS[:1:-1])
 
 
-@pytest.mark.parametrize(("window", "pad"), [((0, 3), None), ((0, 3), "last"), ((-8, 5, 4), "zero")])
+@pytest.mark.parametrize(
+    ("window", "pad"),
+    [((0, 3), None), ((0, 3), "last"), ((-8, 5, 4), "zero"), ([0, -5, -1, 2], "last"), ([3, 0], None)],
+)
 def test_windows_hold_every_step_th_image(path, window, pad):
-    steps = np.arange(*window)
+    listed = isinstance(window, list)
+    steps = np.array(window) if listed else np.arange(*window)
     wanted = np.arange(ROWS)[:, None] + steps
     real = (wanted >= 0) & (wanted < ROWS)
     expected = PIXELS[wanted.clip(0, ROWS - 1)]
-    found = samples_of(path, {"window": window, "pad": pad})
+    found = samples_of(path, {"offsets" if listed else "window": window, "pad": pad})
     assert found["spec"] == (len(steps), 3, *SIDES)
     if pad is None:
         expected = expected[real.all(axis=1)]

@@ -128,7 +128,7 @@ def test_errors_of_values_name_the_sample_that_has_them(h5):
     ("options", "said"),
     [
         ({"ends": "cut", "lengths": "cut"}, "lengths: one of offsets, starts, ends, lengths is enough"),
-        ({"offsets": [-3, 0]}, "offsets: [-3, 0] is not the name of a dataset; windows of rows are window="),
+        ({"offsets": [-3, 0.5]}, "offsets: [-3, 0.5] is neither the name of a dataset nor a list of whole numbers"),
         ({"ends": "cut", "window": (0, 2)}, "fields.x.window: does not apply to "),
         ({"ends": "cut", "kind": "class"}, "fields.x.kind: does not apply to "),
         ({"attr": "a", "ends": "cut"}, "ends: does not apply to an attribute"),

@@ -1,0 +1,205 @@
+"""Episodes that lie end to end: windows, padding, steps and splits keep to them, as they do to groups."""
+
+import h5py
+import numpy as np
+import pytest
+from support.files.encoded_images import IMAGES
+from support.sources.oracle import read, refused
+
+from lit_async_data import AsyncLoader, ConfigError, CorruptError, Field, FormatError, HDF5Source, MissingError, split
+
+LENGTHS = [7, 1, 12, 3, 20, 2]
+ROWS = sum(LENGTHS)
+ENDS = np.cumsum(LENGTHS)
+STARTS = ENDS - LENGTHS
+IDS = np.repeat([4, 0, 9, 3, 1, 2], LENGTHS)
+IS_LAST = np.isin(np.arange(ROWS), ENDS - 1)
+OBS = np.random.default_rng(0).integers(0, 999, (ROWS, 4), np.int16)
+# By the programs that write them so.
+LAYOUTS = {
+    "LeRobot": ("episode_index", {"episode_index": IDS}),
+    "text": ("name", {"name": [f"trial {number}" for number in IDS]}),
+    "D4RL": (
+        {"flags": ["terminals", "timeouts"]},
+        {"terminals": IS_LAST & (IDS < 3), "timeouts": IS_LAST & (IDS >= 3) & (IDS != 2)},
+    ),
+    "an unfinished episode": ({"flags": "done"}, {"done": np.where(np.arange(ROWS) < ROWS - 1, IS_LAST, 0)}),
+    "diffusion-policy": ({"ends": "meta/episode_ends"}, {"meta/episode_ends": ENDS}),
+    "Minari": ({"lengths": "total_steps"}, {"total_steps": np.array(LENGTHS)[:, None]}),
+    "starts": ({"starts": "ep_offset"}, {"ep_offset": STARTS}),
+    "offsets": ({"offsets": "ptr"}, {"ptr": np.append(0, ENDS)}),
+    "OGBench": ({"starts": "ep_offset", "lengths": "ep_len"}, {"ep_offset": STARTS, "ep_len": LENGTHS}),
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """The same episodes end to end, and in groups."""
+    path = tmp_path_factory.mktemp("episodes") / "x.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("obs", data=OBS, chunks=(5, 4), compression="gzip")
+        file["action"], file["action2"] = OBS[:, :2] + 0.5, OBS[:, 2:] + 0.25
+        for name, values in {name: each for _, columns in LAYOUTS.values() for name, each in columns.items()}.items():
+            file[name] = values
+        for number, (first, end) in enumerate(zip(STARTS, ENDS, strict=True)):
+            group = file.create_group(f"part_{number}")
+            group["obs"], group["action"], group["action2"] = (
+                file[name][first:end] for name in ("obs", "action", "action2")
+            )
+    return path
+
+
+FIELDS = {
+    "rows": {"x": "obs", "y": "action"},
+    "windows": {"x": Field("obs", window=(-1, 2)), "y": Field("action", window=2)},
+    "padded": {"x": Field("obs", window=(-4, 3), pad="last"), "y": Field("action", window=(0, 16), pad="zero")},
+    "one of them padded": {"x": Field("obs", window=(-2, 1)), "y": Field("action", window=(0, 5), pad="last")},
+    "beside the episode": {
+        "x": Field("obs", window=(-30, -24), pad="last"),
+        "y": Field("obs", window=(5, 9), pad="zero"),
+    },
+    "offsets": {
+        "x": Field("obs", offsets=[-5, 0, 2], pad="last", dtype="float32"),
+        "y": Field("obs", column=1, offsets=[0, -3], pad="zero"),
+    },
+    "longer than an episode": {
+        "x": Field("obs", window=(0, 5), pad="last"),
+        "y": Field("obs", window=(0, 2), pad="last"),
+    },
+    "channels": {"x": Field(["action", "action2"], window=(-3, 3), pad="last"), "y": "obs"},
+}
+
+
+@pytest.mark.parametrize("stride", [None, 3])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("fields", FIELDS)
+def test_episodes_end_to_end_are_read_as_groups_are(path, layout, fields, stride):
+    given = FIELDS[fields]
+    flat = HDF5Source(path, given, episodes=LAYOUTS[layout][0], stride=stride)
+    groups = HDF5Source(path, given, group="part_*", stride=stride)
+    every = np.arange(len(groups))
+    found, expected = read(flat, every), read(groups, every)
+    assert list(found) == list(expected)
+    for key, values in expected.items():
+        np.testing.assert_array_equal(found[key], values)
+    alone = [read(flat, [sample]) for sample in every[::5]]
+    np.testing.assert_array_equal(np.concatenate([each["x"] for each in alone]), expected["x"][::5])
+    assert [place.row - STARTS[np.searchsorted(ENDS, place.row, "right")] for place in flat.locate(every)] == [
+        place.row for place in groups.locate(every)
+    ]
+
+
+def test_images_are_repeated_only_within_their_episode(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("jpg", (6,), h5py.vlen_dtype(np.uint8))[:] = [
+            np.frombuffer(data, np.uint8) for data in IMAGES[:6]
+        ]
+        file["ends"] = [2, 6]
+    image = Field("jpg", decode="image", offsets=[-3, 0], pad="last")
+    source = HDF5Source(tmp_path / "x.h5", {"x": image}, episodes={"ends": "ends"})
+    plain = read(HDF5Source(tmp_path / "x.h5", {"x": Field("jpg", decode="image")}), np.arange(6))["x"]
+    found = read(source, np.arange(6))
+    np.testing.assert_array_equal(found["x"], plain[[[0, 0], [0, 1], [2, 2], [2, 3], [2, 4], [2, 5]]])
+    assert found["x_mask"][:, 0].tolist() == [False] * 5 + [True]
+
+
+@pytest.mark.parametrize("shuffle", ["none", "chunk", "global"])
+def test_the_loader_hands_out_every_window_once(path, shuffle):
+    fields = {"x": Field("obs", window=(-2, 3)), "y": Field("obs", window=(0, 30), pad="last")}
+    source = HDF5Source(path, fields, episodes="episode_index")
+    expected = read(source, np.arange(len(source)))
+    seen = []
+    with AsyncLoader(source, {"batch_size": 4, "shuffle": shuffle, "return_indices": True}) as loader:
+        for batch in loader:
+            seen += batch["index"].tolist()
+            for key in fields:
+                np.testing.assert_array_equal(batch[key].numpy(), expected[key][batch["index"].numpy()])
+    assert sorted(seen) == list(range(len(source)))
+
+
+def test_sides_of_a_split_hold_whole_episodes_of_all_files(h5):
+    paths = [h5(f"{n}.h5", x=np.arange(40), ends=[10 + n, 20, 40]) for n in range(3)]
+    source = HDF5Source(paths, {"x": Field("x", window=(0, 3))}, episodes={"ends": "ends"})
+    numbers = source.column("episode")
+    assert len(set(numbers.tolist())) == 9
+    sides = split(source, {"train": 0.5, "val": 0.5}, groups="episode")
+    assert sides.overlap == 0
+    train, val = ({numbers[sample] for sample in side.samples.tolist()} for side in sides.values())
+    assert train.isdisjoint(val)
+    assert len(train | val) == 9
+    with pytest.raises(ConfigError, match="groups='episode' those of an episode, groups='time'"):
+        split(source, {"train": 0.5, "val": 0.5})
+
+
+def test_episodes_change_no_side_of_samples_that_are_drawn_alone(h5):
+    paths = [h5(f"{n}.h5", x=np.arange(40), ends=[10, 20, 40]) for n in range(2)]
+    both = HDF5Source(paths, ["x"], episodes={"ends": "ends"})
+    alone = HDF5Source(paths[1], ["x"], episodes={"ends": "ends"})
+    sides = [split(each, {"train": 0.5, "val": 0.5})["train"].samples for each in (both, alone)]
+    assert (sides[0][sides[0] >= 40] - 40).tolist() == sides[1].tolist()
+
+
+def test_rows_that_begin_no_window_and_episodes_that_are_too_short_are_said(h5):
+    path = h5(x=np.arange(12), ends=[2, 7, 11])
+    source = HDF5Source(path, {"x": Field("x", window=(-1, 3))}, episodes={"ends": "ends"})
+    assert read(source, np.arange(len(source)))["x"].tolist() == [[2, 3, 4, 5], [3, 4, 5, 6], [7, 8, 9, 10]]
+    assert "9 of 12 rows begin no window (the start and the end of each episode)" in repr(source)
+    said = [path, "(episodes of at most 5 rows): shorter than the windows of a sample, 6 rows"]
+    refused(FormatError, said, path, {"x": Field("x", window=(0, 6))}, episodes={"ends": "ends"})
+    refused(FormatError, said, path, {"x": Field("x", offsets=[-5, -1])}, episodes={"ends": "ends"})
+    said = ["row", "5 is one of the 12 rows", "its window leaves them", "need rows 2 to 4"]
+    refused(ConfigError, said[1:], path, {"x": Field("x", window=(0, 3))}, episodes={"ends": "ends"}, rows=[3, 5])
+    chosen = HDF5Source(path, {"x": Field("x", window=(0, 3))}, episodes={"ends": "ends"}, rows=[8, 3])
+    assert read(chosen, [0, 1])["x"].tolist() == [[8, 9, 10], [3, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("episodes", "error", "said"),
+    [
+        ("nothing", MissingError, ["episodes: ", "nothing"]),
+        (
+            "short",
+            FormatError,
+            ["short: has shape (3,)", "one value for each of the 12 rows", "episodes={'ends': NAME}"],
+        ),
+        ("again", FormatError, ["again, row 8: ", "0 begins an episode again", "episodes={'flags': NAME}"]),
+        ({"ends": "falling"}, CorruptError, ["falling, row 1: ", "never fall"]),
+        ({"ends": "beyond"}, CorruptError, ["beyond, row 1: ", "of 12"]),
+        ({"lengths": "negative"}, CorruptError, ["negative, row 1: ", "not be negative"]),
+        (
+            {"starts": "short", "lengths": "short"},
+            CorruptError,
+            ["short, row 2: 7 to 14 of 12 elements", "each must begin behind"],
+        ),
+        ({"starts": "short", "lengths": "beyond"}, CorruptError, ["short: holds 3 starts for 2 lengths"]),
+        ({"ends": "fractions"}, FormatError, ["fractions", "integers"]),
+        ({"ends": ["short", "beyond"]}, ConfigError, ["episodes: ", "neither"]),
+        ({"ends": "short", "flags": "again"}, ConfigError, ["episodes: ", "neither"]),
+        ({"end": "short"}, ConfigError, ["episodes: ", "neither"]),
+        (3, ConfigError, ["episodes: 3 is neither"]),
+        ({}, ConfigError, ["episodes: {} is neither"]),
+    ],
+    ids=str,
+)
+def test_wrong_episodes_are_named(h5, episodes, error, said):
+    path = h5(
+        x=np.arange(12),
+        short=[0, 3, 7],
+        again=[0, 0, 1, 1, 1, 2, 2, 2, 0, 0, 0, 0],
+        falling=[5, 4, 12],
+        beyond=[5, 13],
+        negative=[5, -1, 3],
+        fractions=[0.5, 7],
+    )
+    refused(error, said, path, {"x": "x"}, episodes=episodes)
+
+
+def test_episodes_are_of_rows(h5):
+    refused(
+        ConfigError,
+        ["episodes: goes with samples that are rows"],
+        h5(x=[1, 2]),
+        {"x": "x"},
+        sample="group",
+        episodes="x",
+    )

@@ -1,0 +1,210 @@
+"""Rows at times around the time of a sample: the nearest, or the last before it, within a tolerance."""
+
+import logging
+import pickle
+
+import h5py
+import numpy as np
+import pytest
+from support.sources.oracle import read, refused
+
+from lit_async_data import AsyncLoader, ConfigError, Field, FormatError, HDF5Source, MissingError
+
+RNG = np.random.default_rng(0)
+FAST = np.cumsum(RNG.uniform(0.004, 0.016, 900))  # a sensor at 100 Hz, whose clock trembles
+SLOW = np.cumsum(RNG.uniform(0.02, 0.05, 240))
+FORCE = RNG.integers(0, 9999, (900, 3))
+ACTION = RNG.random((240, 2))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("times") / "x.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("force", data=FORCE, chunks=(7, 3), compression="gzip")
+        file["action"], file["t_force"], file["t_action"] = ACTION, FAST, SLOW
+    return path
+
+
+def found(times, wanted, direction, tolerance):
+    """The row for a time, one by one, and whether it is close enough, but for a thousandth of an interval."""
+    slack = np.median(np.diff(times)) / 1000
+    allowed = [n for n, time in enumerate(times) if direction == "nearest" or time <= wanted + slack] or [0]
+    row = min(allowed, key=lambda n: abs(times[n] - wanted))
+    late = times[row] - wanted
+    return row, abs(late) <= tolerance + slack and (direction == "nearest" or late <= slack)
+
+
+@pytest.mark.parametrize("pad", [None, "last", "zero"])
+@pytest.mark.parametrize("direction", ["nearest", "backward"])
+@pytest.mark.parametrize("tolerance", [0.004, 0.3])
+def test_a_field_of_another_rate_has_the_row_for_each_time(path, pad, direction, tolerance):
+    options = {"time": "t_force", "direction": direction, "tolerance": tolerance, "pad": pad}
+    offsets = (-0.13, -0.031, 0, 0.077)
+    fields = {"force": Field("force", offsets=offsets, **options), "action": Field("action", time="t_action")}
+    source = HDF5Source(path, fields)
+    table = [[found(FAST, own + offset, direction, tolerance) for offset in offsets] for own in SLOW]
+    rows, real = (np.array(each) for each in zip(*(zip(*sample) for sample in table), strict=True))
+    kept = np.flatnonzero(real.all(axis=1)) if pad is None else np.arange(240)
+    assert 0 < len(kept) <= 240
+    expected = FORCE[rows]
+    expected[~real & (pad == "zero")] = 0
+    for every in (np.arange(len(source)), RNG.integers(0, len(source), 2000)):
+        batch = read(pickle.loads(pickle.dumps(source)), every)
+        np.testing.assert_array_equal(batch["force"], expected[kept[every]])
+        np.testing.assert_array_equal(batch["action"], ACTION[kept[every]])
+        if pad:
+            np.testing.assert_array_equal(batch["force_mask"], real[every])
+    if pad is None:
+        said = f"{240 - len(kept)} of 240 rows begin no window"
+        assert (said in repr(source)) == (len(kept) < 240)
+        assert [place.row for place in source.locate(range(len(source)))] == kept.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("episodes", [None, "episode_index"])
+@pytest.mark.parametrize("pad", [None, "last"])
+@pytest.mark.parametrize("direction", ["nearest", "backward"])
+def test_times_at_a_regular_rate_are_rows(h5, dtype, episodes, pad, direction):
+    """As in LeRobot: float32, from 0 in each episode."""
+    lengths = [40, 3, 57]
+    ids = np.repeat([0, 1, 2], lengths) if episodes else np.zeros(100, int)
+    time = np.concatenate([np.arange(n) for n in lengths]) if episodes else np.arange(100)
+    path = h5(x=np.arange(100), episode_index=ids, timestamp=(time / 30).astype(dtype))
+    delta_timestamps = {"x": [-4 / 30, -1 / 30, 0.0, 2 / 30]}
+    timed = {key: Field(key, offsets=of, time="timestamp", pad=pad) for key, of in delta_timestamps.items()}
+    if direction == "backward":
+        timed = {"x": Field("x", offsets=[-0.13, -0.03, 0.003, 0.07], time="timestamp", pad=pad, direction=direction)}
+        timed["x"] = Field(
+            "x", offsets=delta_timestamps["x"], time="timestamp", pad=pad, direction=direction, tolerance=0.02
+        )
+    by_time = HDF5Source(path, timed, episodes=episodes)
+    by_row = HDF5Source(path, {"x": Field("x", offsets=[-4, -1, 0, 2], pad=pad)}, episodes=episodes)
+    assert len(by_time) == len(by_row)
+    expected, batch = (read(each, np.arange(len(by_row))) for each in (by_row, by_time))
+    for key, values in expected.items():
+        np.testing.assert_array_equal(batch[key], values)
+    assert by_time.chunks.overlap >= by_row.chunks.overlap
+
+
+def test_one_observation_more_than_actions(h5):
+    path = h5(obs=np.arange(6), t_obs=np.arange(6) / 10, action=np.arange(5) * 10, t=np.arange(5) / 10 + 0.05)
+    obs = Field("obs", offsets=[-0.05, 0.05], time="t_obs", tolerance=0.001)
+    source = HDF5Source(path, {"obs": obs, "action": Field("action", time="t")})
+    batch = read(source, np.arange(5))
+    assert batch["obs"].tolist() == [[0, 1], [1, 2], [2, 3], [3, 4], [4, 5]]
+    assert batch["action"].tolist() == [0, 10, 20, 30, 40]
+
+
+@pytest.mark.parametrize("shuffle", ["chunk", "global"])
+def test_the_loader_hands_out_rows_at_times(path, shuffle):
+    force = Field("force", offsets=[-0.2, -0.1, 0], time="t_force", pad="last")
+    source = HDF5Source(path, {"force": force, "action": Field("action", window=(0, 4), time="t_action", pad="zero")})
+    expected = read(source, np.arange(240))
+    with AsyncLoader(source, {"batch_size": 16, "shuffle": shuffle, "return_indices": True}) as loader:
+        for batch in loader:
+            for key, values in expected.items():
+                np.testing.assert_array_equal(batch[key].numpy(), values[batch["index"].numpy()])
+
+
+def test_a_part_without_a_sample_is_said(h5, caplog):
+    paths = [h5(f"{n}.h5", x=np.arange(5), t=np.arange(5) * step) for n, step in enumerate([0.1, 5.0])]
+    field = Field("x", offsets=[-0.1, 0], time="t", tolerance=0.01)
+    with caplog.at_level(logging.WARNING):
+        source = HDF5Source(paths, {"x": field})
+    assert len(source) == 4
+    said = "no row has values of t at all of its times, -0.1 to 0 s from its own, within 0.01 s"
+    assert said in caplog.text
+    refused(FormatError, [paths[1], said, "change offsets or tolerance"], paths[1], {"x": field})
+    refused(ConfigError, ["rows: 0 is one of the 5 rows"], paths[0], {"x": field}, rows=[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"time": "nothing"}, MissingError, ["has no dataset 'nothing'"]),
+        ({"time": "falls"}, FormatError, ["falls, row 3: 0.1 s comes after 0.2 s; times must rise"]),
+        ({"time": "repeats"}, FormatError, ["repeats, row 2: 0.1 s comes after 0.1 s"]),
+        ({"time": "few"}, FormatError, ["few: has shape (3,); it must have one value for each of the 5 rows"]),
+        ({"time": "words"}, FormatError, ["words: holds object, not seconds"]),
+        ({"time": "nan"}, FormatError, ["nan, row 2: nan s comes after 1.0 s"]),
+        ({"time": ""}, ConfigError, ["time: '' is not", "missing"][1:]),
+        ({}, ConfigError, ["offsets: [-0.1, 0] is neither", "seconds need time=NAME"]),
+        ({"time": "t", "offsets": [0, float("inf")]}, ConfigError, ["offsets: [0, inf] is neither"]),
+        ({"time": "t", "tolerance": -1}, ConfigError, ["tolerance: -1 is not a number of seconds"]),
+        ({"time": "t", "direction": "forward"}, ConfigError, ["direction: 'forward' is not one of nearest, backward"]),
+        ({"offsets": [0], "direction": "backward"}, ConfigError, ["direction: needs time=NAME"]),
+        ({"time": "t", "offsets": None, "tolerance": 1}, ConfigError, ["tolerance: needs time=NAME"]),
+        ({"time": "t", "offsets": None, "attr": "a"}, ConfigError, ["time: does not apply to an attribute"]),
+    ],
+    ids=str,
+)
+def test_wrong_times_are_named(h5, options, error, said):
+    path = h5(
+        x=np.arange(5),
+        t=np.arange(5) / 10,
+        falls=[0, 0.1, 0.2, 0.1, 0.3],
+        repeats=[0, 0.1, 0.1, 0.2, 0.3],
+        few=[0, 1, 2],
+        words=["a", "b", "c", "d", "e"],
+        nan=[0, 1, np.nan, 3, 4],
+    )
+    refused(error, said, path, {"x": {"name": "x", "offsets": [-0.1, 0]} | options})
+
+
+def test_times_of_the_anchors_rise_too(h5):
+    path = h5(x=np.arange(4), t=[0, 2.0, 1.0, 3.0], y=np.arange(9), t_y=np.arange(9) / 2)
+    fields = {"x": Field("x", time="t"), "y": Field("y", offsets=[0.0], time="t_y", pad="last")}
+    refused(FormatError, ["t, row 2: 1.0 s comes after 2.0 s"], path, fields)
+
+
+@pytest.mark.parametrize("direction", ["nearest", "backward"])
+def test_float32_far_from_0_is_rounded_to_more_than_a_thousandth_of_the_interval(h5, direction):
+    path = h5(x=np.arange(60_000), t=(np.arange(60_000) / 30).astype("f4"))
+    field = Field("x", offsets=[-7 / 30, 0.0], time="t", direction=direction, tolerance=0.001)
+    source = HDF5Source(path, {"x": field})
+    assert read(source, np.arange(len(source)))["x"].tolist() == [[row - 7, row] for row in range(7, 60_000)]
+
+
+@pytest.mark.parametrize("step", [0.01, 10.0])
+@pytest.mark.parametrize("restart", [True, False])
+def test_the_interval_is_that_within_episodes_which_may_be_empty_or_a_single_row(h5, step, restart):
+    lengths = [1, 3, 0, 1, 1, 2, 0]
+    first = np.repeat(np.cumsum(lengths) - lengths, lengths)
+    times = np.arange(8) * step - first * step * restart + 3
+    path = h5(x=np.arange(8), t=times, lengths=lengths)
+    field = Field("x", offsets=[-step, 0.0], time="t", pad="zero")
+    source = HDF5Source(path, {"x": field}, episodes={"lengths": "lengths"})
+    batch = read(source, np.arange(8))
+    assert batch["x_mask"].tolist() == [[row > begin, True] for row, begin in enumerate(first)]
+    assert batch["x"].tolist() == [[(row - 1) * (row > begin), row] for row, begin in enumerate(first)]
+
+
+def test_samples_that_repeat_a_row_across_a_gap_of_the_sensor_overlap(h5):
+    path = h5(x=np.arange(20), t=[*range(10), *range(90, 100)], y=np.arange(100), t_y=np.arange(100))
+    fields = {"y": Field("y", time="t_y"), "x": Field("x", offsets=[0.0], time="t", pad="last")}
+    rows = read(source := HDF5Source(path, fields), np.arange(100))["x"][:, 0]
+    shared = max(later - sample for sample in range(100) for later in range(100) if rows[sample] == rows[later])
+    assert source.chunks.overlap >= shared > 39
+
+
+def test_channels_have_one_clock(h5):
+    path = h5(x=np.arange(4), y=np.arange(4), t=np.arange(4.0), u=np.arange(4) / 2)
+    channels = [{"name": name, "offsets": [0.0], "time": time} for name, time in ("xt", "yu")]
+    refused(ConfigError, ["time: y and x have different ones"], path, {"x": channels})
+
+
+def test_chosen_rows_without_values_at_all_times_are_named(h5, caplog):
+    paths = [h5(f"{name}.h5", x=np.arange(5), t=np.arange(5) / 10) for name in "ab"]
+    fields = {"x": Field("x", offsets=[-0.1, 0], time="t")}
+    said = ["rows: 0 is one of the 5 rows", "without values of t at all of its times, -0.1 to 0 s from its own"]
+    refused(ConfigError, said, paths[0], fields, rows=[3, 0])
+    refused(ConfigError, ["rows: 5 is not one of the 5 rows"], paths, fields, rows=[[1], [5]])
+    assert len(HDF5Source(paths, fields, rows={"a.h5": [3, 1]})) == 2
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_episodes_have_a_time_for_each_row(h5):
+    path = h5(x=np.arange(6), t=np.arange(6.0), y=np.arange(3), t_y=np.arange(3.0), ends=[1, 3])
+    fields = {"x": Field("x", offsets=[0.0], time="t"), "y": Field("y", time="t_y")}
+    refused(ConfigError, ["episodes: t has 6 times for 3 rows"], path, fields, episodes={"ends": "ends"})
