@@ -152,21 +152,14 @@ class MirrorFolder(CacheFolder):
         if fits:
             name, head = _kept_as(path)
             self.store(path, name, head, f"{state}\n".encode() + data)
-            self.compared_ns(path, time.time_ns())
 
     def kept(self, path: str) -> tuple[str, bytes]:
         """The state and the bytes of a file that came whole; an empty state if there is none."""
         state, _, data = (self.load(path, *_kept_as(path)) or b"").partition(b"\n")
         return state.decode(), data
 
-    def compared_ns(self, path: str, now: int | None = None) -> int:
-        """When any process compared a whole file with its store, unless it is ``now``; 0 if there is none."""
-        name = os.path.join(self.path, _kept_as(path)[0])
-        with contextlib.suppress(OSError):
-            if now is not None:
-                os.utime(name, ns=(now, now))
-            return os.stat(name).st_mtime_ns
-        return 0
+    def has_whole(self, path: str) -> bool:
+        return os.path.exists(os.path.join(self.path, _kept_as(path)[0]))
 
 
 _ENDS, _WHOLE = (".data", ".crc"), ".whole"  # the two files of a mirror; a file that came whole
@@ -200,7 +193,9 @@ class Files:
             raise ConfigError(f"{type(storage_options).__name__} is not a mapping of options", "storage_options")
         self.folder = None if cache is None else MirrorFolder(cache, limit)
         self._options, self._storage = dict(storage_options or {}), storage
-        self._limit, self._left_out, self._built_ns = limit, list[str](), time.time_ns()
+        self._limit, self._left_out = limit, list[str]()
+        # The versions of whole files, by the store: another source may keep another store's file of that name.
+        self._whole_states = dict[str, str]()
         self._begin()
 
     def _begin(self) -> None:
@@ -211,7 +206,7 @@ class Files:
         self.versions: dict[str, Version] = getattr(self, "versions", {})
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = "folder", "_options", "_storage", "_limit", "_left_out", "_built_ns", "versions"
+        kept = "folder", "_options", "_storage", "_limit", "_left_out", "_whole_states", "versions"
         state = {name: vars(self)[name] for name in kept}
         if not SECRETS.get():
             state["_options"] = public(self._options)
@@ -240,6 +235,10 @@ class Files:
         root = "" if hasattr(self._storage, "cat_file") else parts_of(path)[0]
         if isinstance(self._storage, NotPickled):
             raise StoreError(f"{path}: storage is {_LEFT_OUT}", file=path)
+        own = getattr(self._storage, "config", {}) if root else {}  # of a store of obstore
+        own = own.get("bucket") or own.get("container_name") or ""
+        if own and own not in re.split("[/@]", root):
+            raise ConfigError(f"{path}: the store is that of {own}; give one of its bucket", "storage")
         if root not in self._stores:
             note = f"; {', '.join(sorted(self._left_out))} of storage_options are {_LEFT_OUT}" if self._left_out else ""
             self._stores[root] = store_of(root, self._options, self._storage, note)
@@ -340,17 +339,18 @@ class Files:
         if coming is not None:
             return self._transport.result_of(coming, path)
         state, data = self.folder.kept(path) if self.folder is not None and self.keeps(path) else ("", b"")
-        return data if state else self._got(path, functools.partial(self._whole, path))
+        same = state == self._whole_states.get(path)
+        return data if same else self._got(path, functools.partial(self._whole, path))
 
     def keeps(self, path: str) -> bool:
-        """Whether the cache folder has a whole file, compared with its store since this source was built."""
-        return self.folder is not None and self.folder.compared_ns(path) >= self._built_ns
+        """Whether the cache folder has a whole file, which this source has compared with its store."""
+        return path in self._whole_states and self.folder is not None and self.folder.has_whole(path)
 
     def _whole(self, path: str) -> bytes:
         store, folder = self._store(path), self.folder
         state, data = ("", b"") if folder is None else folder.kept(path)
         if folder is not None and state and str(store.head(path, 1)[0][:2]) == state:
-            folder.compared_ns(path, time.time_ns())
+            self._whole_states[path] = state
             return data
         version, head = store.head(path, MOST_WHOLE_BYTES)
         if version.size > MOST_WHOLE_BYTES:
@@ -359,7 +359,8 @@ class Files:
         data = bytes(head)
         self._transport.arrived(len(data))
         if folder is not None:
-            folder.keep(path, str(version[:2]), data)
+            self._whole_states[path] = str(version[:2])
+            folder.keep(path, self._whole_states[path], data)
         return data
 
     def fetch_small(self, file: MirroredFile) -> None:

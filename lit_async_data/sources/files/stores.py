@@ -157,11 +157,12 @@ class Store:
             yield
         except AsyncDataError:
             raise
-        except BaseException as error:  # whatever a library raises; a panic of obstore is no Exception
+        except BaseException as error:  # noqa: BLE001  # whatever a library raises; a panic of obstore is no Exception
             kind, what = self._meaning(error)
             if kind is StoreError:
                 what = f"{_without(self._options, what)}{self._note}"
-            raise kind(f"{name}{place if kind is StoreError else ''}: {what}", file=name) from error
+            cause = error if str(error) == _without(self._options, str(error)) else None  # a traceback prints it
+            raise kind(f"{name}{place if kind is StoreError else ''}: {what}", file=name) from cause
 
 
 class MountStore(Store):
@@ -372,7 +373,7 @@ def _without(options: Mapping[str, Any], text: str) -> str:
     for value in options.values():
         if isinstance(value, str) and len(value) > 3 and value not in public(options).values():
             text = text.replace(value, "…")
-    return text
+    return re.sub(r"\?[^\s()\"']*", "?…", text) if "query" in options else text  # which a client may have encoded
 
 
 def _check(name: str, begin: int, end: int, data: memoryview, *, there: bool = True) -> None:

@@ -12,6 +12,7 @@ from support.range_server import KEYS, patience
 from support.sources.oracle import read
 
 from lit_async_data import (
+    AsyncDataError,
     AsyncLoader,
     ChangedError,
     ConfigError,
@@ -210,3 +211,22 @@ def test_secrets_go_to_reader_processes_only(server, options, built, caplog):
 def test_a_pickled_source_takes_the_credentials_of_the_environment(options, built):
     with contextlib.closing(pickle.loads(pickle.dumps(built))) as copied:
         assert_right(copied)
+
+
+@pytest.mark.parametrize("token", ["hush+hush/SECRET==", 'hush "SECRET" ü'])
+@pytest.mark.parametrize("name", ["missing.h5", "x.h5"])
+def test_tracebacks_have_no_query_which_may_be_a_token(server, tmp_path, token, name):
+    (tmp_path / "bucket" / "x.h5").write_bytes(b"0" * 100)
+    server.fault = 403 if name == "x.h5" else None
+    with pytest.raises(AsyncDataError) as caught:
+        HDF5Source(f"{server.url}/bucket/{name}", ["x"], storage_options={"query": f"token={token}", **patience(1)})
+    told = "".join(traceback.format_exception(caught.value))
+    assert "hush" not in told
+    assert "SECRET" not in told
+
+
+def test_a_store_reads_its_own_bucket_only():
+    store = pytest.importorskip("obstore.store").S3Store("mine", endpoint="http://127.0.0.1:1", skip_signature=True)
+    with pytest.raises(ConfigError, match=r"s3://other/x\.h5: the store is that of mine") as caught:
+        HDF5Source("s3://other/x.h5", ["x"], storage=store)
+    assert caught.value.option == "storage"

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pickle
+import shutil
 import tempfile
 
 import h5py
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 from PIL import Image
+from support.range_server import RangeServer
 
 import lit_async_data as lad
 from lit_async_data.errors import ManifestError, MissingError, SourceError
@@ -101,6 +103,19 @@ def test_an_image_that_changed_in_the_bucket_is_fetched_again(folder, server):
     (folder / "im" / "0.png").unlink()
     with pytest.raises(MissingError, match=r"row 0 of .*/bucket/im/0\.png: no such object"):
         batches(cached(folder, server))
+
+
+def test_two_stores_of_one_address_share_no_kept_file(folder, server, s3):
+    other, cache = folder.parent / "other", folder.parent / "cache"
+    shutil.copytree(folder, other / "bucket")
+    for number in range(COUNT):
+        Image.fromarray(np.full((9, 8, 3), number, np.uint8)).save(other / "bucket" / "im" / f"{number}.png")
+    with RangeServer(other) as second:
+        addresses = [s3, {**s3, "endpoint_url": second.url}]
+        sources = [lad.ManifestSource("s3://bucket/t.csv", FIELDS, cache=cache, storage_options=o) for o in addresses]
+        for _ in range(2):
+            for source, place in zip(sources, (folder, other / "bucket"), strict=True):
+                same(source, lad.ManifestSource(str(place / "t.csv"), FIELDS))
 
 
 def test_a_file_of_a_mount_is_kept_in_its_state_alone(folder):
