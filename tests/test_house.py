@@ -59,7 +59,7 @@ BUDGET = {
     "sources/files": 1480,
     "sources/hdf5": 740,
     "sources/hdf5/index": 490,
-    "sources/hdf5/parts": 1940,
+    "sources/hdf5/parts": 1950,
     "sources/hdf5/readers": 1530,
     "sources/hdf5/schema": 1880,
     "sources/hdf5/storage": 1140,

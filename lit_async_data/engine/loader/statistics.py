@@ -159,6 +159,9 @@ class _InStorageOrder(SubsetSource):
             specs[key] = dataclasses.replace(field, concat=field.ragged and field.padded != "left")
         self._fields = BatchSpec(specs, as_mapping=True)
 
+    def _check(self, source: Source) -> None:
+        check_source("source", source)  # a mixture too: each sample counts once, whatever its share
+
     @property
     def spec(self) -> BatchSpec:
         return self._fields

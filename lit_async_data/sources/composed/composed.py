@@ -330,7 +330,7 @@ class SubsetSource(ComposedSource):
     """
 
     def __init__(self, source: Source, samples: ArrayLike, *, group_codes: ArrayLike | None = None) -> None:
-        check_source("source", source)
+        self._check(source)
         self.source = source
         self.inside = (source,)
         self.samples = _selected(samples, len(source))
@@ -339,6 +339,9 @@ class SubsetSource(ComposedSource):
         if self.group_codes is not None and self.group_codes.shape != self.samples.shape:
             what = f"shape {self.group_codes.shape} for {len(self)} samples; give one number per sample"
             raise ConfigError(what, "group_codes")
+
+    def _check(self, source: Source) -> None:
+        check_whole("source", source)
 
     def __len__(self) -> int:
         return len(self.samples)

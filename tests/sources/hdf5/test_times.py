@@ -208,3 +208,15 @@ def test_episodes_have_a_time_for_each_row(h5):
     path = h5(x=np.arange(6), t=np.arange(6.0), y=np.arange(3), t_y=np.arange(3.0), ends=[1, 3])
     fields = {"x": Field("x", offsets=[0.0], time="t"), "y": Field("y", time="t_y")}
     refused(ConfigError, ["episodes: t has 6 times for 3 rows"], path, fields, episodes={"ends": "ends"})
+
+
+@pytest.mark.parametrize("rows", [300, 90])
+def test_without_other_fields_the_first_gives_the_times_of_the_samples(h5, rows):
+    cam, force = np.arange(rows) / 30, np.arange(300) / 100
+    path = h5(cam=cam, cam_t=cam, force=force, force_t=force)
+    fields = {name: Field(name, offsets=[-0.1, 0.0], time=f"{name}_t", pad="last") for name in ("cam", "force")}
+    batch = read(HDF5Source(path, fields), np.arange(rows))
+    np.testing.assert_allclose(batch["cam"][45], [1.4, 1.5])
+    np.testing.assert_allclose(batch["force"][45], [1.4, 1.5])
+    said = ["have the times cam_t and force_t; name the times of the samples: Field('cam') needs time=NAME"]
+    refused(ConfigError, said, path, {"row": "cam", **fields})

@@ -342,7 +342,7 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
     rows, anchored = _anchored(fields)
     _check_lengths(group.path, anchored, chosen=request.rows is not None)
     episodes = None if request.episodes is None else episodes_of(group, request.episodes, rows)
-    clock = next((each.time for each in request.fields.values() if each.time and not each.seconds), None)
+    clock = _clock_of_samples([field for key, field in request.fields.items() if key in fields])
     read = functools.cache(functools.partial(times_of, group, episodes))
     change = functools.cache(functools.partial(_placed, read, clock, rows, episodes))  # a mask shares its field's
     fields = {key: each.with_window(change) for key, each in fields.items()}
@@ -405,6 +405,18 @@ def _anchored(fields: Mapping[str, StoredField]) -> tuple[int, dict[str, StoredF
     own = [(key, field) for key, field in fields.items() if field.window.at is None]
     found = dict([pair for pair in own if not isinstance(pair[1].window, TimedWindow)] or own[:1])
     return next(iter(found.values())).located.rows, found
+
+
+def _clock_of_samples(fields: Sequence[Field]) -> str | None:
+    """The dataset of the samples' times; None if each row of the fields in seconds is a sample's."""
+    others, own = [each for each in fields if not each.seconds], [each.time for each in fields if each.seconds]
+    clock = next((each.time for each in others if each.time), None)
+    if clock is None and len(set(own)) > 1:
+        if others:
+            what = f"fields in seconds have the times {' and '.join(sorted(map(str, set(own))))}"
+            raise ConfigError(f"{what}; name the times of the samples: {others[0]!r} needs time=NAME", "fields")
+        clock = own[0]
+    return clock
 
 
 def _placed(
