@@ -184,7 +184,7 @@ class _Probe:
         return self._numbers[rows], delivered(self._spec, stored)
 
     def _kinds(self, hook: Hook, samples: Indices, made: Made, rows: int = 0) -> Kinds:
-        """Of a sample, or without the first axis of a batch of so many ``rows``."""
+        """Shapes and dtypes of one sample's fields; ``rows`` is the length of a batch, or 0 for one sample."""
         try:
             arrays = {k: with_rows(k, value, rows) if rows else named_array(k, value) for k, value in made.items()}
         except UnfitError as error:

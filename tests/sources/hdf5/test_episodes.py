@@ -203,3 +203,8 @@ def test_episodes_are_of_rows(h5):
         sample="group",
         episodes="x",
     )
+
+
+def test_flags_are_not_taken_for_ids(h5):
+    path = h5(x=np.arange(6), dones=np.arange(6) == 5)
+    refused(ConfigError, ["dones holds flags, not ids; write {'flags': NAME}"], path, {"x": "x"}, episodes="dones")

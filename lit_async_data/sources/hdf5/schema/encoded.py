@@ -239,6 +239,8 @@ def episodes_of(group: OpenGroup, given: Any, rows: int) -> Episodes:
         return episodes
     cure = "; bounds of episodes are episodes={'ends': NAME} or 'lengths'"
     values = [one_of_each(group, each, rows, "episodes: ", cure) for each in names[rule]]
+    if rule == "ids" and values[0].dtype.kind == "b":
+        raise ConfigError(f"{names[rule][0]} holds flags, not ids; write {{'flags': NAME}}", "episodes")
     changes = values[0][1:] != values[0][:-1] if rule == "ids" else np.any(values, axis=0)[:-1]
     edges = np.concatenate([[0], np.flatnonzero(changes) + 1, [rows]])
     again = np.delete(edges[:-1], np.unique(values[0][edges[:-1]], return_index=True)[1])
