@@ -17,17 +17,21 @@ from lit_async_data.sources.files.transport import Transport
 
 
 class Counted(MirroredFile):
-    """Counts the times that somebody waited for something, and the bytes that came."""
+    """Counts the times that somebody asked for bytes that nobody had asked for, and the bytes that came."""
 
     rounds = nbytes = 0
 
-    def need(self, begins, ends):
-        self.rounds += bool(len(self.mirror.missing(begins, ends)))
-        super().need(begins, ends)
+    def _started(self, begins, ends, *, urgent):
+        last = self._last
+        coming = super()._started(begins, ends, urgent=urgent)
+        self.rounds += self._last > last
+        return coming
 
     def scattered(self, places):
-        self.rounds += 1
-        return super().scattered(places)
+        rounds = self.rounds
+        functions = super().scattered(places)
+        self.rounds = rounds + 1
+        return functions
 
     def _answer(self, begin, end):
         self.nbytes += end - begin
