@@ -22,9 +22,9 @@ from lit_async_data.engine.hooks.transformation import HostHooks
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.resources.memory import readable
 from lit_async_data.errors import ConfigError, TransformError
-from lit_async_data.lightning import counters
-from lit_async_data.lightning.compat import pl
+from lit_async_data.lightning import loops
 from lit_async_data.lightning.display import print_line, summary_lines
+from lit_async_data.lightning.loops import pl
 from lit_async_data.lightning.resume import reopen_epoch
 from lit_async_data.lightning.stages import (
     STAGES,
@@ -201,7 +201,7 @@ class AsyncDataModule(pl.LightningDataModule):
     def train_dataloader(self) -> AsyncLoader | list[AsyncLoader]:
         """The loader of the training source; ``[]`` if there is none."""
         if self.trainer is not None:
-            counters.begin_whole_epoch(self.trainer)
+            loops.begin_whole_epoch(self.trainer)
         loaders, before = self._take_loaders("train"), None if self._training is None else self._training()
         if before is not None and before._wiring.resuming.saved is None:
             self._saved = None  # training has begun there
@@ -315,7 +315,7 @@ class AsyncDataModule(pl.LightningDataModule):
         vars(self).pop("num_classes", None)
         trainer: Any = self.trainer  # Any: no type checker sees where Lightning sets it
         if trainer is None or trainer.state.fn == "fit":
-            reopen_epoch(counters.loaded_checkpoint(trainer))
+            reopen_epoch(loops.loaded_checkpoint(trainer))
             self._saved = state_dict.get("order")
             # If an optimizer asked for the number of steps, Lightning has built the loader before restoring its place.
             if self._training is not None and (loader := self._training()) is not None:

@@ -15,8 +15,7 @@ from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.resources.memory import readable
 from lit_async_data.engine.stats import LoaderStats, Wait
 from lit_async_data.engine.verdict import LEAST_S, LEAST_STEPS, Loader, Verdict, Watch
-from lit_async_data.lightning.compat import Replacement, pl, rank_zero_only
-from lit_async_data.lightning.loops import driven_loaders
+from lit_async_data.lightning.loops import Replacement, driven_loaders, pl, rank_zero_only
 from lit_async_data.options import Balanced
 from lit_async_data.sources.composed.mixture import MixtureSource
 from lit_async_data.sources.contract.source import Remote, described

@@ -18,9 +18,8 @@ import torch
 
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.errors import ConfigError, MissingError
-from lit_async_data.lightning.compat import pl
 from lit_async_data.lightning.display import print_line
-from lit_async_data.lightning.loops import loaders_in, on_rank_zero
+from lit_async_data.lightning.loops import loaders_in, on_rank_zero, pl
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.composed.composed import check_whole
 from lit_async_data.sources.hdf5.storage.codecs import read_chunk, write_chunk

@@ -29,10 +29,9 @@ from lit_async_data.engine.prefetch.loader import (
     with_own_iterator,
 )
 from lit_async_data.engine.stats import Wait
-from lit_async_data.lightning import counters, resume
-from lit_async_data.lightning.compat import Replacement, pl
+from lit_async_data.lightning import loops, resume
 from lit_async_data.lightning.display import EpochWaits, Verdicts, print_line, quiet, show_fill
-from lit_async_data.lightning.loops import DrivenLoader, drive, driven_loaders, is_only
+from lit_async_data.lightning.loops import DrivenLoader, Replacement, drive, driven_loaders, is_only, pl
 from lit_async_data.options import explains_names, whole
 
 # Lightning's batch hooks that need the batch in host memory, in the order in which Lightning calls them.
@@ -190,7 +189,7 @@ class DevicePrefetcher(pl.Callback):
         """
         self._begin_epoch(trainer)
         resume.restore_loaders(trainer)
-        counters.begin_whole_epoch(trainer)
+        loops.begin_whole_epoch(trainer)
         resume.restore_orders(trainer, self._active, self._orders)
         self._orders = []
         for loader in self._counted(trainer):
@@ -366,7 +365,7 @@ class DevicePrefetcher(pl.Callback):
             return
         now = time.perf_counter()
         self._epoch.step(stats, now, now - self._step_began, first=batch_idx == 0)
-        step, every = counters.logged_step(trainer), trainer.log_every_n_steps
+        step, every = loops.logged_step(trainer), trainer.log_every_n_steps
         if every and (step + 1) % every == 0 and step != self._logged_step:  # once per step of several batches
             self._logged_step = step
             for logger in trainer.loggers:

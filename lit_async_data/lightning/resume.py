@@ -20,10 +20,9 @@ from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.loader.resuming import Done, Resuming
 from lit_async_data.engine.prefetch.loader import DealtOrder, PrefetchedLoader, SampledOrder, StatefulPrefetchedLoader
 from lit_async_data.errors import ResumeError
-from lit_async_data.lightning import counters
-from lit_async_data.lightning.compat import pl
+from lit_async_data.lightning import loops
 from lit_async_data.lightning.display import print_line
-from lit_async_data.lightning.loops import DrivenLoader, driven_loaders, is_only, loaders_in
+from lit_async_data.lightning.loops import DrivenLoader, driven_loaders, is_only, loaders_in, pl
 from lit_async_data.order.epoch_cursor import OrderState, Place
 from lit_async_data.order.plan import Limits
 
@@ -45,14 +44,14 @@ def training_steps(
         return None, None
     if not is_only(trainer.train_dataloader):
         return _steps_of_one_among_several(reference, trainer, loader)
-    done, total = int(counters.batches(trainer).ready), trainer.num_training_batches
+    done, total = int(loops.batches(trainer).ready), trainer.num_training_batches
     if total == math.inf or total <= 0:
         return None, None
     if trainer.fit_loop.restarting:
         _check_counters(trainer, loader, done, int(total))
-    placed = _resuming(loader).saved is not None or counters.unread_states(trainer)
+    placed = _resuming(loader).saved is not None or loops.unread_states(trainer)
     if trainer.ckpt_path and trainer.fit_loop.is_resuming and not placed:
-        begins = f"epoch {counters.epoch(trainer)} begins at its first sample"
+        begins = f"epoch {loops.epoch(trainer)} begins at its first sample"
         _resuming(loader).report(f"{trainer.ckpt_path} holds no place in the data: {begins}")
     _resuming(loader).done = functools.partial(_done, reference, done)
     return (int(total) - done if done < total else None), int(total)
@@ -62,7 +61,7 @@ def _steps_of_one_among_several(
     reference: weakref.ref[pl.Trainer], trainer: pl.Trainer, loader: AsyncLoader
 ) -> tuple[None, None]:
     """No limit: a short loader begins again in the middle of Lightning's epoch, and each of its passes is an epoch."""
-    done, saved = int(counters.batches(trainer).ready), _resuming(loader).saved
+    done, saved = int(loops.batches(trainer).ready), _resuming(loader).saved
     if saved is not None and trainer.fit_loop.restarting:
         if not done:  # all loaders begin the epoch
             _resuming(loader).cursor.resume(None)
@@ -76,9 +75,9 @@ def _steps_of_one_among_several(
 
 def reopen_epoch(checkpoint: Mapping[str, Any]) -> None:
     """Make a resumed run train the rest of a cut epoch, if the checkpoint has a place in the data."""
-    loops = counters.loops_of(checkpoint)
-    if loops and (loops["state_dict"].get("combined_loader") or any(checkpoint.get(ORDERS, ()))):
-        counters.reopen_epoch(loops)
+    state = loops.loops_of(checkpoint)
+    if state and (state["state_dict"].get("combined_loader") or any(checkpoint.get(ORDERS, ()))):
+        loops.reopen_epoch(state)
 
 
 def count_again(trainer: pl.Trainer, loader: AsyncLoader) -> None:
@@ -91,11 +90,11 @@ def count_again(trainer: pl.Trainer, loader: AsyncLoader) -> None:
     place = _resumed_place(trainer, loader)
     left = 0 if place is None else steps_left(loader, place, int(total))
     if left:  # also if the last batch was taken and failed before its step
-        counters.set_left(trainer, left, is_last=False)
-    elif counters.is_over(trainer):  # for any number of batches that the epoch would have now
-        counters.set_left(trainer, 0, is_last=True)
+        loops.set_left(trainer, left, is_last=False)
+    elif loops.is_over(trainer):  # for any number of batches that the epoch would have now
+        loops.set_left(trainer, 0, is_last=True)
     elif saved.over:  # drop_last drops the rest; Lightning would begin an epoch without remaining batches again
-        counters.set_left(trainer, 1, is_last=True)
+        loops.set_left(trainer, 1, is_last=True)
     elif place is not None:
         what = f"with {trainer.limit_train_batches}, the epoch ends before the saved place, sample {place.position} of "
         what += f"{loader.order.length}; raise it, or resume from another checkpoint"
@@ -104,7 +103,7 @@ def count_again(trainer: pl.Trainer, loader: AsyncLoader) -> None:
 
 def check_begun(trainer: pl.Trainer, loader: AsyncLoader) -> None:
     """Refuse a loader that Lightning has built again after restoring the place, so that it began an epoch anew."""
-    done = int(counters.batches(trainer).ready) - 1
+    done = int(loops.batches(trainer).ready) - 1
     if trainer.fit_loop.restarting and done and not _resuming(loader).cursor.state.origin.position:
         raise ResumeError(without_place(trainer, done), file=_file(trainer))
 
@@ -116,11 +115,11 @@ def restore_loaders(trainer: pl.Trainer) -> None:
     optimizer asked for the number of steps. Nor does it between epochs, where several loaders need their last passes.
     """
     if trainer.fit_loop.restarting:
-        counters.pass_states_on(trainer)
+        loops.pass_states_on(trainer)
     elif not is_only(trainer.train_dataloader):
-        loaders = counters.loaders_of(trainer.fit_loop)
+        loaders = loops.loaders_of(trainer.fit_loop)
         stateful = [each for each in loaders if hasattr(each, "state_dict") and hasattr(each, "load_state_dict")]
-        for loader, state in zip(stateful, counters.unread_states(trainer), strict=False):
+        for loader, state in zip(stateful, loops.unread_states(trainer), strict=False):
             if isinstance(loader, AsyncLoader):
                 _resuming(loader).cursor.follow(OrderState.from_dict(state).place)
 
@@ -154,10 +153,10 @@ def _dealing(trainer: pl.Trainer, loader: PrefetchedLoader) -> dict[str, Any]:
 
 def restore_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], orders: Sequence[Any]) -> None:
     """Make each DataLoader of training go on at the place of the checkpoint, or warn that it cannot."""
-    done, total, epoch = counters.trained(trainer), trainer.num_training_batches, counters.epoch(trainer)
+    done, total, epoch = loops.trained(trainer), trainer.num_training_batches, loops.epoch(trainer)
     going_on = [each for each in loaders if isinstance(each, PrefetchedLoader) or _resuming(each).saved is None]
     restarting = trainer.fit_loop.restarting and trainer.fit_loop.epoch_loop.restarting
-    if restarting and done and not counters.is_over(trainer):
+    if restarting and done and not loops.is_over(trainer):
         if len(loaders) == len(loaders_in(trainer.train_dataloader)):  # each of them says what it does
             text = "You're resuming from a checkpoint that ended before the epoch ended and your"
             warnings.filterwarnings("ignore", text)
@@ -178,7 +177,7 @@ def restore_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], orders:
                     loader.dealt_order = DealtOrder(saved["generator"], saved["begun"])
     else:
         done = 0
-        if counters.is_over(trainer):  # a checkpoint of validation counts the epoch that it ended as ready only
+        if loops.is_over(trainer):  # a checkpoint of validation counts the epoch that it ended as ready only
             epoch = trainer.fit_loop.epoch_progress.current.ready
     if going_on and (done or trainer.ckpt_path):
         print_line(f"resumed at epoch {epoch}, batch {done} of {total}")
@@ -216,13 +215,13 @@ def _resuming(loader: AsyncLoader) -> Resuming:
 
 def trained(reference: weakref.ref[pl.Trainer]) -> int | None:
     trainer = reference()
-    return None if trainer is None else counters.trained(trainer)
+    return None if trainer is None else loops.trained(trainer)
 
 
 def _done(reference: weakref.ref[pl.Trainer], before: int) -> Done | None:
     """The batches that were trained on since ``before``."""
     trainer = reference()
-    return None if trainer is None else Done(counters.trained(trainer) - before, counters.is_over(trainer))
+    return None if trainer is None else Done(loops.trained(trainer) - before, loops.is_over(trainer))
 
 
 def _resumed_place(trainer: pl.Trainer, loader: AsyncLoader) -> Place | None:
@@ -230,7 +229,7 @@ def _resumed_place(trainer: pl.Trainer, loader: AsyncLoader) -> Place | None:
     saved = _resuming(loader).saved
     if saved is None or not saved.position or not trainer.fit_loop.restarting:
         return None
-    return saved if saved.epoch == counters.epoch(trainer) else None
+    return saved if saved.epoch == loops.epoch(trainer) else None
 
 
 def _check_counters(trainer: pl.Trainer, loader: AsyncLoader, done: int, total: int) -> None:
@@ -240,14 +239,14 @@ def _check_counters(trainer: pl.Trainer, loader: AsyncLoader, done: int, total: 
     if saved is None:
         raise ResumeError(without_place(trainer, done), file=_file(trainer))
     if place is not None:
-        ended = place.over and counters.is_last(trainer)  # see `count_again`
+        ended = place.over and loops.is_last(trainer)  # see `count_again`
         if ended or steps_left(loader, place, total) == total - done:
             return
     if why := _resuming(loader).why_over:
         what = f"epoch {saved.epoch} is over: {why}; but Lightning counts batches, and would not end it: add "
         what += "DevicePrefetcher() to the Trainer's callbacks, which ends it, or resume from another checkpoint"
         raise ResumeError(what, file=_file(trainer))
-    what = f"the Trainer counts {done} of {total} batches of epoch {counters.epoch(trainer)} as done, which does not "
+    what = f"the Trainer counts {done} of {total} batches of epoch {loops.epoch(trainer)} as done, which does not "
     what += f"fit the saved place, sample {saved.position} of {loader.order.length} in epoch {saved.epoch}; if "
     what += "limit_train_batches or drop_last has changed, restore it, or add DevicePrefetcher() to the Trainer's "
     what += "callbacks; otherwise resume from another checkpoint"

@@ -23,8 +23,7 @@ from lit_async_data.engine.hooks.transformation import CALLED_WITH
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.loader.statistics import Axis, chosen_fields, statistics
 from lit_async_data.errors import ConfigError, FormatError, ManifestError, ResumeError
-from lit_async_data.lightning.compat import pl
-from lit_async_data.lightning.loops import drive, on_rank_zero, steps_wanted
+from lit_async_data.lightning.loops import drive, on_rank_zero, pl, steps_wanted
 from lit_async_data.lightning.resume import training_steps
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.composed.composed import SubsetSource

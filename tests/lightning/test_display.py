@@ -31,8 +31,8 @@ import lit_async_data as lad
 from lit_async_data.engine.stats import Wait
 from lit_async_data.engine.verdict import Verdict, Watch
 from lit_async_data.lightning import display
-from lit_async_data.lightning.compat import rank_zero_only
 from lit_async_data.lightning.display import print_line, summary_lines
+from lit_async_data.lightning.loops import rank_zero_only
 from lit_async_data.sources.hdf5.readers import part_reader
 from lit_async_data.testing import ArraySource
 

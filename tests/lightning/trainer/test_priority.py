@@ -24,7 +24,7 @@ from support.lightning.trainer import (
 from torch.utils.data import ConcatDataset, DataLoader, RandomSampler, Subset
 
 import lit_async_data as lad
-from lit_async_data.lightning.compat import pl
+from lit_async_data.lightning.loops import pl
 from lit_async_data.testing import ArraySource
 
 pytestmark = [
