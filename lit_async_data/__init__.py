@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lit_async_data.batch.spec import BatchSpec as BatchSpec
     from lit_async_data.batch.spec import FieldSpec as FieldSpec
-    from lit_async_data.batch.statistics import FieldStatistics as FieldStatistics
+    from lit_async_data.batch.transforms import FieldStatistics as FieldStatistics
     from lit_async_data.batch.transforms import Normalize as Normalize
     from lit_async_data.batch.transforms import ToFloat as ToFloat
     from lit_async_data.engine.loader.async_loader import AsyncLoader as AsyncLoader
@@ -55,8 +55,7 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "batch.spec": "BatchSpec FieldSpec",
-    "batch.statistics": "FieldStatistics",
-    "batch.transforms": "Normalize ToFloat",
+    "batch.transforms": "FieldStatistics Normalize ToFloat",
     "engine.loader.async_loader": "AsyncLoader",
     "engine.loader.statistics": "statistics",
     "engine.prefetch.loader": "prefetched",

@@ -1,9 +1,21 @@
-"""`LoaderStats`: batches and waits of a loader, as its consumer sees them; `Wait`: how long a loop waited for data."""
+"""Batches and waits of a loader, as its consumer sees them.
+
+`Watch` says why a loop waits for data, by the stage that takes longest, and the first change that can help.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+from torch.utils.data import IterableDataset
+
+from lit_async_data.engine.resources.plan import cores
+from lit_async_data.sources.composed.composed import ComposedSource
+from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.stage_clock import NO_WORK, Work
 
 
@@ -144,3 +156,168 @@ class LoaderStats:
             "data/epoch_gap_ms": self.epoch_gap_s * 1e3,
             "data/read_mb_s": self.read.mb_per_s,
         }
+
+
+# Data keep up with a loop that waits for less than this share of the time, or of its batches.
+KEEPS_UP = 0.02
+# Readers that take less than this share of a step per batch could keep up: only some batches are late.
+IDLE = 0.85
+QUEUE_DEPTH, MOST_WAITING = 8, 16  # the most that is advised: batches, and workers that wait for storage
+PACKED = "lit_async_data.sources.hdf5.", "lit_async_data.sources.manifest."  # modules of sources that ``pack`` reads
+STAGES = "read", "decode", "transform", "copy"
+
+CAUSES = {
+    "loop": " for data: data keep up",
+    "first": " for data, mostly for the first batch",
+    "caller": " for data: it reads by itself, and nothing is read ahead",
+    "copy": " for data, mostly for copies to the device",
+    "handover": " for data: batches were ready; the remaining time is hand-over cost",
+    "foreign": " for data, mostly for your DataLoader",
+    "late": " for data: a batch is late now and then",
+    "read": " for data, mostly for reading",
+    "decode": " for data, mostly for decoding",
+    "transform": " for data, mostly for sample_transform and batch_transform",
+    "device": " in device_transform, which runs in the loop on a CPU",
+}
+HINTS = {
+    "": "",
+    "workers": "; set {prefix}workers={value}",
+    "auto": "; set {prefix}workers=auto, which keeps as many as help",
+    "process": "; set {prefix}worker_kind=process",
+    "processes": "; set {prefix}worker_kind=process and {prefix}workers=auto",
+    "queue_depth": "; set {prefix}queue_depth={value}",
+    "shuffle": "; set {prefix}shuffle=chunk, which decodes each chunk once",
+    "pack": "; python -m lit_async_data pack writes a file that is read faster",
+    "num_workers": "; set its num_workers={value}",
+    "persistent": "; set its persistent_workers=True, which keeps its workers from pass to pass",
+    "cache": " over the network; cache=FOLDER, an option of the source, keeps for later epochs what was fetched",
+    "source": "; have HDF5Source or ManifestSource read its files",
+    "bytes": "; hand over fewer bytes, such as uint8, and convert them in device_transform",
+    "batch_size": "; make batch_size larger",
+    "batch_transform": "; as batch_transform, in numpy, the readers run it",
+}
+
+# Shorter loops are mostly begin and end.
+LEAST_S, LEAST_STEPS = 1.0, 20
+Loader = Any  # an `AsyncLoader` or a `PrefetchedLoader`, which both import this module
+Hint = tuple[str, int]
+NONE: Hint = ("", 0)
+
+
+class Verdict(NamedTuple):
+    waited: Wait
+    share: float
+    cause: str = "loop"  # a key of `CAUSES`
+    hint: str = ""  # a key of `HINTS`
+    value: int = 0
+    work: Work = NO_WORK
+    begins: bool = False  # whether most of the wait was for the first batch; ``cause`` then explains the rest
+
+    def sentence(self, who: str, total: str, prefix: str = "loader.") -> str:
+        """A sentence; ``who`` waited, a share of ``total``, and ``prefix`` stands before options of the loader."""
+        stages = [getattr(self.work, stage).seconds for stage in STAGES]
+        named = zip(STAGES, stages, strict=True)
+        parts = [f"{name} {100 * each / sum(stages):.0f} %" for name, each in named if each]
+        if self.work.fetched:
+            parts.append(f"{self.work.requests:,} requests fetched {self.work.fetched / 1e9:,.3g} GB")
+        shares = f" ({', '.join(parts)})" if self.cause in STAGES and parts else ""
+        hint = HINTS[self.hint].format(prefix=prefix, value=self.value)
+        waited = "spent" if self.cause == "device" else "waited"
+        cause = CAUSES[self.cause]
+        cause = f"{CAUSES['first']}; after it{cause.removeprefix(' for data')}" if self.begins else cause
+        return f"{who} {waited} {100 * self.share:.1f} % of {total}{cause}{shares}{hint}"
+
+
+class Watch:
+    """Watches the loaders of one loop from now on."""
+
+    def __init__(self, loaders: Sequence[Loader], before: Sequence[LoaderStats] = ()) -> None:
+        self._before = [*zip(loaders, before or [loader.stats() for loader in loaders], strict=True)]
+        self._began_s = time.perf_counter()
+
+    def verdict(self, total_s: float | None = None) -> Verdict:
+        """Why the loop waited for the loader that took longest, of all the time or of ``total_s``."""
+        total_s = time.perf_counter() - self._began_s if total_s is None else total_s
+        seen = [(loader, before, loader.stats()) for loader, before in self._before]
+        waits = [now.waited_since(before) for _, before, now in seen]
+        wait_s, gap_s = sum(each.wait_s for each in waits), sum(each.gap_s for each in waits)
+        waited = Wait(0, wait_s, gap_s, total_s - wait_s - gap_s)
+        if not seen:
+            return Verdict(waited, 0.0)
+        loader, before, now = seen[max(range(len(seen)), key=lambda at: (waits[at].wait_s, waits[at].gap_s))]
+        waited.steps = now.batches - before.batches
+        in_loop_s = now.transform_s - before.transform_s
+        return explained(loader, waited, now.stages.minus(before.stages), now.workers, in_loop_s)
+
+
+def explained(loader: Loader, waited: Wait, work: Work, workers: int, in_loop_s: float = 0.0) -> Verdict:
+    """The verdict on a loader, by the work of its readers, and the seconds of ``device_transform`` in the loop."""
+    if in_loop_s > max(waited.wait_s, KEEPS_UP * waited.total_s):
+        return Verdict(waited, in_loop_s / waited.total_s, "device", "batch_transform")
+    if waited.share < KEEPS_UP:
+        return Verdict(waited, waited.share)
+    begins = waited.gap_s > waited.wait_s
+    only_begins = begins and waited.wait_s < KEEPS_UP * waited.total_s
+    cause = "first" if only_begins else _cause(loader, waited, work, workers)
+    of_others = loader._foreign  # noqa: SLF001
+    hint = _hint_of_others(cause, loader.loader) if of_others else _hint(cause, loader, waited, work, workers)
+    return Verdict(waited, waited.share, cause, *hint, work, begins and not only_begins)
+
+
+def _cause(loader: Loader, waited: Wait, work: Work, workers: int) -> str:
+    readers_s = work.seconds / max(workers, 1)
+    of_others = loader._foreign  # noqa: SLF001
+    in_loop = not loader.device_depth if of_others else loader.footprint.workers.kind == "caller"
+    first = {
+        "caller": in_loop,
+        "copy": work.copy_s > max(waited.busy_s, readers_s),
+        "handover": work.starved < KEEPS_UP * waited.steps,
+        "foreign": of_others,
+        "late": readers_s < IDLE * waited.busy_s,
+    }
+    return next((cause for cause, holds in first.items() if holds), max(STAGES[:3], key=lambda s: getattr(work, s)[0]))
+
+
+def _hint_of_others(cause: str, loader: object) -> Hint:
+    if cause == "first" and getattr(loader, "num_workers", 0) > 0 and not getattr(loader, "persistent_workers", True):
+        return "persistent", 0
+    if cause != "foreign":
+        return {"copy": ("bytes", 0), "handover": ("batch_size", 0)}.get(cause, NONE)
+    # Only once: two workers side by side do not show whether a third would help.
+    if 0 <= getattr(loader, "num_workers", -1) < (most := min(cores(), 2)):
+        return "num_workers", most
+    mapped = not isinstance(getattr(loader, "dataset", None), IterableDataset | None)
+    return ("source", 0) if mapped else NONE
+
+
+def _hint(cause: str, loader: Loader, waited: Wait, work: Work, workers: int) -> Hint:
+    options, plan, layout, most = loader.options, loader.footprint, loader.source.chunks, cores(loader.local_world_size)
+    python = cause == "transform" or layout.reading in ("python", "locked")
+    idle = cause == "read" and work.cpu_s < work.seconds / 2  # they wait neither for a core nor for the GIL
+    # Readers that wait for storage need no core each. This is advised once: a count above that of `auto` was given. A
+    # second reader under a lock would wait for the first, and files that are fetched ahead are in memory.
+    waits = idle and layout.reading != "locked" and not (layout.reading == "opened" and layout.ahead)
+    # One process leaves the GIL to the loop; several also leave it to each other.
+    few = options.workers != "auto" and options.workers < most and (cause == "transform" or layout.reading == "python")
+    more = min(max(math.ceil(work.seconds / max(waited.busy_s, 1e-9)), workers + 1, 2), MOST_WAITING)
+    first = {
+        ("bytes", 0): cause == "copy",
+        ("batch_size", 0): cause == "handover",
+        ("workers", 1): cause == "caller" and options.workers == 0,
+        ("queue_depth", QUEUE_DEPTH): cause == "late" and options.queue_depth < QUEUE_DEPTH,
+        NONE: cause not in STAGES,
+        ("cache", 0): idle and layout.remote is not None and layout.remote.folder is None,
+        ("processes" if few else "process", 0): python and not idle and options.worker_kind == "thread" and most > 1,
+        ("shuffle", 0): cause == "decode" and plan.amplification > 1.5 and loader.order.decks.shuffle == "global",
+        ("workers", more): waits and workers < more and plan.workers.by_auto in range(workers, more),
+        ("auto", 0): options.workers != "auto" and workers < plan.workers.by_auto,
+        ("pack", 0): (cause == "decode" or layout.reading in ("opened", "locked")) and _packs(loader.source),
+    }
+    return next((hint for hint, holds in first.items() if holds), NONE)
+
+
+def _packs(source: Source) -> bool:
+    """Whether ``pack`` can read the files of this source: not for sources of the user's own, or random crops."""
+    if isinstance(source, ComposedSource):
+        return all(map(_packs, source.inside))
+    return type(source).__module__.startswith(PACKED) and not source.chunks.random

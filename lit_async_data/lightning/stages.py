@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from lit_async_data.batch.spec import BatchSpec, contradict, listed_names
-from lit_async_data.batch.statistics import first_measured
-from lit_async_data.batch.transforms import Normalize
+from lit_async_data.batch.transforms import Normalize, first_measured
 from lit_async_data.engine.hooks.calls import Function, StageTransform, check_callable
 from lit_async_data.engine.hooks.transformation import CALLED_WITH
 from lit_async_data.engine.loader.async_loader import AsyncLoader

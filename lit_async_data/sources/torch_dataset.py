@@ -24,9 +24,16 @@ from lit_async_data.errors import ChangedError, ConfigError, FormatError, ReadEr
 from lit_async_data.options import OF_SOURCE, explains_names
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.checks import UnfitError, as_array
-from lit_async_data.sources.contract.pickling import Pickler
 from lit_async_data.sources.contract.source import Source, check_range
-from lit_async_data.sources.contract.user_code import READING, Path, Watch, put_back, seed_generators, values_in
+from lit_async_data.sources.contract.user_code import (
+    READING,
+    Path,
+    Pickler,
+    Watch,
+    put_back,
+    seed_generators,
+    values_in,
+)
 
 log = logging.getLogger(__name__)
 

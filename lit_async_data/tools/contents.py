@@ -20,8 +20,8 @@ import numpy as np
 from lit_async_data.engine.resources.memory import readable
 from lit_async_data.errors import AsyncDataError, FormatError, counted
 from lit_async_data.sources.contract.checks import first_good
-from lit_async_data.sources.contract.pickling import probes
 from lit_async_data.sources.contract.source import HOW_READ, Reading, Source
+from lit_async_data.sources.contract.user_code import probes
 from lit_async_data.sources.hdf5.parts.stored_field import inspect_field
 from lit_async_data.sources.hdf5.readers.part_reader import choice
 from lit_async_data.sources.hdf5.schema.categories import find_coded

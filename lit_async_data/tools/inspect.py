@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import contextvars
+import csv
 import dataclasses
 import fnmatch
 import glob
@@ -29,16 +31,22 @@ from logging.handlers import BufferingHandler
 from types import SimpleNamespace
 from typing import Any, cast
 
-from lit_async_data.errors import AsyncDataError, ConfigError, ManifestError, MissingError
+import numpy as np
+
+from lit_async_data.engine.pipeline.sample_reader import is_of_a_sample
+from lit_async_data.errors import AsyncDataError, ConfigError, ManifestError, MissingError, SourceError, counted
+from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.contract.source import Source, read
 from lit_async_data.sources.files.files import Files
 from lit_async_data.sources.hdf5.index.index import IndexCache
 from lit_async_data.sources.hdf5.parts.samples import ends_of, groups_of
+from lit_async_data.sources.hdf5.readers.part_reader import LOOKS
 from lit_async_data.sources.hdf5.schema.categories import PACKING
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors
 from lit_async_data.sources.hdf5.storage.handles import identity_of, open_h5py
-from lit_async_data.sources.local_files import has_word, is_address, is_pattern
+from lit_async_data.sources.local_files import COLUMNS, bad_sample, has_word, is_address, is_pattern
 from lit_async_data.sources.manifest.columns import FILES, Column, Given, kind_of, kind_of_path
 from lit_async_data.sources.manifest.fields import Fields, no_repeats
 from lit_async_data.sources.manifest.files import RootDirectory
@@ -49,9 +57,72 @@ from lit_async_data.sources.table.labels import Null
 from lit_async_data.sources.table.table import Table, TableReader, column_names, files_of
 from lit_async_data.tools import contents
 from lit_async_data.tools.call import ARGUMENTS, IMAGE, Call, access, add_source_arguments, given_source, source_of
-from lit_async_data.tools.check_all import check_all
 from lit_async_data.tools.contents import PLAIN, SPACE, ColumnReport, Dataset, Report, Scope, Suggestion
-from lit_async_data.tools.terminal import as_json
+from lit_async_data.tools.terminal import (
+    INPUT_CHUNKS,
+    Piece,
+    Progress,
+    as_json,
+    in_threads,
+    indented,
+    progress_bar,
+    section,
+)
+
+BLOCK_BYTES = 4 * 2**20  # of samples that a thread reads at a time, or one chunk
+
+
+def check_all(call: Call, path: str) -> int:
+    """Write the list of bad samples; returns 1 if there are any, else 0."""
+    if not os.access(os.path.dirname(path) or ".", os.W_OK):
+        raise ConfigError(f"{path} is in no folder that you may write to; give another path", "bad-list")
+    unchecked = {} if call.source == "HDF5Source" else {"check_files": "none"}
+    context = contextvars.copy_context()
+    context.run(LOOKS.set, False)  # a sample without a value is listed
+    source = context.run(dataclasses.replace(call, options={**call.options, **unchecked}).build)
+    with progress_bar(sys.stderr) as progress:
+        bad = [bad_sample(source, number, error) for number, error in unreadable(source, progress).items()]
+    with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        writer: csv.DictWriter[str] = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(bad)
+    lines = [f"{len(bad):,} of {counted(len(source), 'sample')} of {source.name} cannot be read: {path}"]
+    if bad:
+        without = dataclasses.replace(call, options={**call.options, "exclude": path})
+        lines += section("Why", list(dict.fromkeys(str(each["cause"]) for each in bad)))
+        lines += ["", "Leave them out", *indented(without.python().splitlines()), *indented([without.command()])]
+    sys.stdout.write("\n".join([*lines, ""]))
+    return int(bool(bad))
+
+
+def unreadable(source: Source, progress: Progress) -> dict[int, AsyncDataError]:
+    """The error of each sample that cannot be read, by its number. Raises errors that are no sample's fault.
+
+    Samples are read in storage order, in blocks. A block that fails is halved, down to single samples.
+    """
+    layout, bad, release = source.layout(), dict[int, AsyncDataError](), source.reserve(INPUT_CHUNKS, 0)
+    order = np.arange(len(source)) if layout.order is None else layout.order
+    most = -(-max(BLOCK_BYTES // max(source.spec.nbytes, 1), 1) // layout.rows) * layout.rows
+    pieces = (Piece("", len(order), row, order[row : row + most]) for row in range(0, len(order), most))
+    with contextlib.closing(source):
+        for _, found in in_threads(lambda piece: _errors(source, piece.samples), pieces, "reading", source, progress):
+            bad |= found
+    release()
+    if len(bad) == len(order):
+        raise SourceError(f"{source.name}: no sample can be read; is the disk there, and is root right? {bad[0]}")
+    return dict(sorted(bad.items()))
+
+
+def _errors(source: Source, samples: Indices) -> dict[int, AsyncDataError]:
+    try:
+        read(source, samples)
+    except AsyncDataError as error:
+        if not is_of_a_sample(error):
+            raise
+        half = len(samples) // 2
+        return _errors(source, samples[:half]) | _errors(source, samples[half:]) if half else {int(samples[0]): error}
+    return {}
+
 
 MOST_DATASETS = 20_000  # of one file that `inspect` reads
 LABELS = "y|labels?|targets?|class(es)?|clusters?|(cell)?types?|actions?|gt|truth|true"

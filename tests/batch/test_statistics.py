@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.statistics import IMAGES, check
 
-from lit_async_data.batch import statistics
+from lit_async_data.batch import transforms
 from lit_async_data.batch.spec import FieldSpec
-from lit_async_data.batch.statistics import FieldStatistics, Moments, first_measured
+from lit_async_data.batch.transforms import FieldStatistics, Moments, first_measured
 from lit_async_data.errors import ConfigError
 
 RNG = np.random.default_rng(0)
@@ -42,7 +42,7 @@ def found(values, kept=()):
 )
 @pytest.mark.parametrize("block", [2**19, 100])
 def test_they_are_those_of_the_whole_array(values, kept, block, monkeypatch):
-    monkeypatch.setattr(statistics, "BLOCK", block)
+    monkeypatch.setattr(transforms, "BLOCK", block)
     check(found(values, kept), values, kept)
 
 

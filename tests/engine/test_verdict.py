@@ -15,8 +15,7 @@ from waiting.on_device.fake_streams import FakeStreams
 
 import lit_async_data as lad
 from lit_async_data.engine.device.feeds import LentFeed
-from lit_async_data.engine.stats import Wait
-from lit_async_data.engine.verdict import HINTS, Verdict, Watch, explained
+from lit_async_data.engine.stats import HINTS, Verdict, Wait, Watch, explained
 from lit_async_data.sources.contract.source import ChunkRun, Remote, StorageLayout
 from lit_async_data.sources.contract.stage_clock import CLOCK, Work
 from lit_async_data.testing import ArraySource
@@ -26,9 +25,9 @@ STEPS = 100
 
 @pytest.fixture(autouse=True)
 def cores(monkeypatch):
-    for module in ("engine.verdict", "engine.resources.plan"):
+    for module in ("engine.stats", "engine.resources.plan"):
         monkeypatch.setattr(f"lit_async_data.{module}.cores", lambda _=None: 4)
-    monkeypatch.setattr("lit_async_data.engine.verdict.PACKED", ("lit_async_data.",))  # as if a test's source had files
+    monkeypatch.setattr("lit_async_data.engine.stats.PACKED", ("lit_async_data.",))  # as if a test's source had files
 
 
 def loader_of(reading="copied", *, random=False, ahead=False, remote=None, hook=None, **options):
@@ -162,7 +161,7 @@ def now(monkeypatch):
     """The seconds of a clock that stands still, in a list."""
     now = [0.0]
     clock = types.SimpleNamespace(perf_counter=lambda: now[0], monotonic=time.monotonic)
-    for module in ("engine.device.queues", "engine.loader.async_loader", "engine.prefetch.loader", "engine.verdict"):
+    for module in ("engine.device.queues", "engine.loader.async_loader", "engine.prefetch.loader", "engine.stats"):
         monkeypatch.setattr(f"lit_async_data.{module}.time", clock)
     return now
 
@@ -371,7 +370,7 @@ def test_who_hands_over_fewer_bytes_waits_less(monkeypatch):
         streams = Bus("side", {"step": STEP_S})
         pretend(monkeypatch, lambda device: streams)
         clock = types.SimpleNamespace(perf_counter=lambda: streams.now_s, monotonic=time.monotonic)
-        for module in ("engine.loader.async_loader", "engine.verdict"):
+        for module in ("engine.loader.async_loader", "engine.stats"):
             monkeypatch.setattr(f"lit_async_data.{module}.time", clock)
         with lad.AsyncLoader(ArraySource({"x": np.zeros((400, 20_000), dtype)}), {"batch_size": BATCH}) as loader:
             watch = Watch([loader])

@@ -28,8 +28,7 @@ from tqdm import tqdm
 from waiting.on_device.fake_streams import FakeStreams
 
 import lit_async_data as lad
-from lit_async_data.engine.stats import Wait
-from lit_async_data.engine.verdict import Verdict, Watch
+from lit_async_data.engine.stats import Verdict, Wait, Watch
 from lit_async_data.lightning import display
 from lit_async_data.lightning.display import print_line, summary_lines
 from lit_async_data.lightning.loops import rank_zero_only

@@ -16,7 +16,7 @@ from support.lightning.trainer import NO_STAGES, pl, trainer
 from support.ranks.processes import free_port, run_together
 
 from lit_async_data import errors
-from lit_async_data.engine.verdict import CAUSES, HINTS
+from lit_async_data.engine.stats import CAUSES, HINTS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

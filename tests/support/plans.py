@@ -2,9 +2,8 @@
 
 import dataclasses
 
-from lit_async_data.order.by_length import LengthPlan
 from lit_async_data.order.decks import Decks
-from lit_async_data.order.plan import EpochPlan
+from lit_async_data.order.plan import EpochPlan, LengthPlan
 
 OF_DECKS = {field.name for field in dataclasses.fields(Decks)}
 

@@ -20,7 +20,7 @@ from lit_async_data import AsyncLoader, HDF5Source, ManifestSource
 from lit_async_data.__main__ import main
 from lit_async_data.errors import ChangedError, SourceError
 from lit_async_data.sources.local_files import COLUMNS
-from lit_async_data.tools import check_all
+from lit_async_data.tools import inspect
 
 
 def damage(path, name, chunks):
@@ -60,9 +60,9 @@ def printed_sources(text):
     return built_by_python(python), built_by_command(command)
 
 
-@pytest.mark.parametrize("block", [1, check_all.BLOCK_BYTES])
+@pytest.mark.parametrize("block", [1, inspect.BLOCK_BYTES])
 def test_damaged_chunks_name_their_own_rows_and_can_be_left_out(capsys, monkeypatch, block):
-    monkeypatch.setattr(check_all, "BLOCK_BYTES", block)
+    monkeypatch.setattr(inspect, "BLOCK_BYTES", block)
     examples.images("scan.h5", 58)  # the last chunk is not full
     with h5py.File("scan.h5") as file:
         values = np.moveaxis(file["images"][...], -1, 1)
@@ -111,7 +111,7 @@ def test_what_is_no_fault_of_samples_ends_with_one_line_and_no_list(capsys, monk
             raise error from OSError(errno.ENOTCONN, "not mounted")
 
     table({})
-    monkeypatch.setattr(check_all, "read", failing)
+    monkeypatch.setattr(inspect, "read", failing)
     assert main(["inspect", "--check-all", "birds.csv"]) == 2
     assert re.fullmatch("error: .*\n", capsys.readouterr().err)
     assert sorted(os.listdir()) == ["birds.csv", "photos"]

@@ -43,10 +43,9 @@ from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import KeyedSamples
 from lit_async_data.sources.contract.checks import UnfitError
-from lit_async_data.sources.contract.pickling import why_not_pickled
 from lit_async_data.sources.contract.source import Source, read
 from lit_async_data.sources.contract.stage_clock import CLOCK
-from lit_async_data.sources.contract.user_code import put_back, values_in
+from lit_async_data.sources.contract.user_code import put_back, values_in, why_not_pickled
 
 log = logging.getLogger(__name__)
 

@@ -21,9 +21,8 @@ from lit_async_data.engine.device import streams
 from lit_async_data.engine.device.feeds import Batch, Feed
 from lit_async_data.engine.device.queues import InlineQueue, StreamQueue
 from lit_async_data.engine.device.transform import Transform
-from lit_async_data.engine.stats import LoaderStats
+from lit_async_data.engine.stats import LEAST_S, LEAST_STEPS, LoaderStats, Watch
 from lit_async_data.engine.supervisor import COPYING, report_once
-from lit_async_data.engine.verdict import LEAST_S, LEAST_STEPS, Watch
 from lit_async_data.errors import AsyncDataError, ClosedError, WorkerError
 from lit_async_data.options import whole
 

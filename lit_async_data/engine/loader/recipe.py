@@ -17,12 +17,11 @@ from lit_async_data.engine.pipeline.sample_reader import BATCH_KEYS
 from lit_async_data.errors import ConfigError
 from lit_async_data.options import Balanced, LoaderOptions
 from lit_async_data.order.buckets import Buckets
-from lit_async_data.order.by_length import LengthPlan
 from lit_async_data.order.decks import Decks, Order
 from lit_async_data.order.epoch_cursor import EpochCursor
 from lit_async_data.order.mixture import Mixture
 from lit_async_data.order.permutation import Indices, derived_key
-from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
+from lit_async_data.order.plan import BatchIndex, EpochPlan, LengthPlan, Schedule
 from lit_async_data.order.weights import Weights, class_weights
 from lit_async_data.sources.composed.composed import SubsetSource, check_whole
 from lit_async_data.sources.composed.mixture import MixtureSource

@@ -18,8 +18,8 @@ from lit_async_data.engine.pipeline.sample_reader import BadSample, ReadAround
 from lit_async_data.errors import ConfigError, ResumeError, SourceError, TransformError, few
 from lit_async_data.order.epoch_cursor import EpochCursor, OrderState, Place, StepsWanted
 from lit_async_data.order.plan import EpochPlan, Schedule
-from lit_async_data.sources.contract.pickling import digest
 from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.contract.user_code import digest
 from lit_async_data.sources.local_files import bad_sample, expanded, not_local
 
 log = logging.getLogger(__name__)

@@ -17,15 +17,15 @@ import numpy as np
 from tqdm import tqdm
 
 from lit_async_data.batch.spec import Array, BatchSpec, FieldSpec, length_key, mask_key
-from lit_async_data.batch.statistics import FieldStatistics, Moments
+from lit_async_data.batch.transforms import FieldStatistics, Moments
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.errors import ConfigError
 from lit_async_data.options import explains_names
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.composed.composed import SubsetSource
 from lit_async_data.sources.contract.checks import check_source, values_of
-from lit_async_data.sources.contract.pickling import digest, probes
 from lit_async_data.sources.contract.source import Source, read
+from lit_async_data.sources.contract.user_code import digest, probes
 from lit_async_data.sources.local_files import CacheFolder
 from lit_async_data.system import usable_cores
 

@@ -30,9 +30,8 @@ from lit_async_data.errors import (
     few,
 )
 from lit_async_data.order.buckets import Buckets
-from lit_async_data.order.due import Shares, due
 from lit_async_data.order.permutation import Indices, derived_key, derived_keys
-from lit_async_data.order.plan import ALL, BatchIndex, EpochPlan, KeyedSamples, Schedule, Share
+from lit_async_data.order.plan import ALL, BatchIndex, EpochPlan, KeyedSamples, Schedule, Share, Shares, due
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.user_code import READING, seed_generators
 

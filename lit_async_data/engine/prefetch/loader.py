@@ -22,8 +22,15 @@ from lit_async_data.engine.device.transform import DeviceTransform
 from lit_async_data.engine.hooks.calls import Function, check_callable
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.loader.base_loader import BaseLoader, Engine, Pass, Taken, Wiring
-from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed, PassState, begins_nothing, state_of, uncopied
-from lit_async_data.engine.prefetch.packing import Packer, PinnedBufferPool
+from lit_async_data.engine.prefetch.iterator_feed import (
+    IteratorFeed,
+    Packer,
+    PassState,
+    PinnedBufferPool,
+    begins_nothing,
+    state_of,
+    uncopied,
+)
 from lit_async_data.engine.resources import memory
 from lit_async_data.errors import ClosedError, ConfigError
 from lit_async_data.options import INSTEAD, explains_names, lightning_seed

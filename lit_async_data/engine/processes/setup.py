@@ -18,7 +18,7 @@ from lit_async_data.engine.pipeline.sample_reader import ReaderSetup
 from lit_async_data.engine.processes.shared_slots import SharedFile
 from lit_async_data.engine.resources.memory import readable
 from lit_async_data.errors import ConfigError, MemoryBudgetError
-from lit_async_data.sources.contract.pickling import why_not_pickled
+from lit_async_data.sources.contract.user_code import dumps, why_not_pickled
 from lit_async_data.sources.files.stores import SECRETS
 
 # A source whose pickled arrays take more than this is copied to a reader process only on demand.
@@ -44,8 +44,6 @@ def check(setup: ReaderSetup, *, on_demand: bool) -> None:
 
 def _pickled(setup: ReaderSetup) -> list[memoryview]:
     """The pickle of a setup, and its arrays, which are not copied."""
-    from lit_async_data.sources.contract.pickling import dumps  # cloudpickle, which no reader process needs
-
     buffers: list[pickle.PickleBuffer] = []
     python = setup.read.transformation is not None or setup.read.source.chunks.reading == "python"
     inherited = Inherited(filters=python)

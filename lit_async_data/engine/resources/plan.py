@@ -15,9 +15,8 @@ from lit_async_data.engine.resources.memory import Budget, default_budget, pinne
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.chunk_order import ChunkExtents
 from lit_async_data.order.decks import Order
-from lit_async_data.order.due import Shares
 from lit_async_data.order.permutation import Indices
-from lit_async_data.order.plan import EpochPlan, Schedule, amplification
+from lit_async_data.order.plan import EpochPlan, Schedule, Shares, amplification
 from lit_async_data.sources.contract.source import Reading, Source
 from lit_async_data.system import core_limit, ranks_here, usable_cores
 

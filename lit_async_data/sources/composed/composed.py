@@ -18,13 +18,12 @@ from lit_async_data.batch.spec import BatchSpec, longest_of
 from lit_async_data.errors import AsyncDataError, ConfigError, FormatError
 from lit_async_data.options import OF_SOURCE, ArrayLike, explains_names
 from lit_async_data.order.chunk_order import ChunkRun, runs_of
-from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.order.plan import ChunkGroup
 from lit_async_data.sources.contract import source as contract
 from lit_async_data.sources.contract.checks import check_same, check_source
-from lit_async_data.sources.contract.pickling import digest
 from lit_async_data.sources.contract.source import Source
-from lit_async_data.sources.contract.user_code import READING
+from lit_async_data.sources.contract.user_code import READING, digest
 
 # Positions in a batch. A slice of the batch is read in place; samples at scattered positions are copied.
 Positions = slice | Indices

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import Array, BatchSpec
 from lit_async_data.errors import ConfigError, MissingError, WorkerError
 from lit_async_data.order.chunk_order import ChunkRun
-from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.order.plan import ChunkGroup
 from lit_async_data.sources.contract.user_code import Watch
 from lit_async_data.system import ProcessGuard
 

@@ -17,12 +17,12 @@ from lit_async_data.batch.spec import BatchSpec, contradict
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.options import OF_SOURCE, ArrayLike, explains_names, flag, one_of
 from lit_async_data.order.chunk_order import ChunkExtents, ChunkRun
-from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.order.plan import ChunkGroup
 from lit_async_data.sources.contract import source as contract
 from lit_async_data.sources.contract.checks import fields_by_key
-from lit_async_data.sources.contract.pickling import digest
 from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.contract.user_code import digest
 from lit_async_data.sources.files.files import WHOLE_BYTES, Files
 from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.hdf5.index.index import IndexCache

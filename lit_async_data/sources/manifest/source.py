@@ -19,13 +19,13 @@ from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError, ManifestError, MissingError, few
 from lit_async_data.options import OF_SOURCE, check_names, flag, one_of
 from lit_async_data.order.chunk_order import ChunkRun
-from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.order.plan import ChunkGroup
 from lit_async_data.sources import local_files
 from lit_async_data.sources.contract import source as contract
 from lit_async_data.sources.contract.checks import fields_by_key
-from lit_async_data.sources.contract.pickling import digest, probes
 from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.contract.user_code import digest, probes
 from lit_async_data.sources.files.files import Files
 from lit_async_data.sources.images.image_shape import ImageShape
 from lit_async_data.sources.local_files import Exclude, is_address, local_path, raise_if_none_left

@@ -16,8 +16,7 @@ from lit_async_data.engine.device import streams as device_streams
 from lit_async_data.engine.device.queues import StreamQueue
 from lit_async_data.engine.device.streams import DeviceClock, moved
 from lit_async_data.engine.loader.async_loader import AsyncLoader
-from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed
-from lit_async_data.engine.prefetch.packing import Packer, PinnedBufferPool
+from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed, Packer, PinnedBufferPool
 from lit_async_data.engine.stats import Wait
 from lit_async_data.errors import ConfigError, ReadError
 from lit_async_data.order.plan import BatchIndex

@@ -7,8 +7,7 @@ from support.plans import plan_of
 
 from lit_async_data.engine.pipeline.sample_reader import LOOKS, Ahead
 from lit_async_data.order.chunk_order import ChunkExtents, ChunkRun
-from lit_async_data.order.due import Shares
-from lit_async_data.order.plan import BatchIndex, Schedule
+from lit_async_data.order.plan import BatchIndex, Schedule, Shares
 
 RUN = ChunkRun(100, 10)
 

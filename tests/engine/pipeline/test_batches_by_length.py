@@ -20,7 +20,7 @@ from support.sources.sequences import (
 from lit_async_data import AsyncDataModule, ConcatSource, DevicePrefetcher, Field, HDF5Source
 from lit_async_data.errors import ConfigError, FormatError, ResumeError, TransformError
 from lit_async_data.lightning.display import summary_lines
-from lit_async_data.order.by_length import LengthPlan
+from lit_async_data.order.plan import LengthPlan
 
 
 @pytest.mark.parametrize(("options", "hooks"), READERS)

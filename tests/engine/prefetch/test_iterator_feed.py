@@ -28,7 +28,6 @@ from lit_async_data import prefetched
 from lit_async_data.engine import supervisor
 from lit_async_data.engine.device.queues import InlineQueue
 from lit_async_data.engine.prefetch import iterator_feed as puller
-from lit_async_data.engine.prefetch import packing
 from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed, ReaderThread
 from lit_async_data.errors import ClosedError, WorkerError
 from lit_async_data.order.plan import BatchIndex
@@ -462,7 +461,7 @@ def test_a_feed_that_another_thread_closes_at_any_moment_breaks_nothing(asked):
 
 def test_an_error_of_packing_in_the_loop_keeps_its_batch_no_longer_than_the_error(monkeypatch, streamed):
     streamed(FakeStreams("side"))
-    monkeypatch.setattr(packing, "raw_bytes", lambda tensor: 1 / 0)
+    monkeypatch.setattr(puller, "raw_bytes", lambda tensor: 1 / 0)
     gone = threading.Event()
 
     def batch_of(number):

@@ -21,8 +21,7 @@ from lit_async_data.batch.spec import SMALL_BYTES
 from lit_async_data.engine.device.feeds import Arrived
 from lit_async_data.engine.device.queues import StreamQueue
 from lit_async_data.engine.pipeline.pipeline import Lease
-from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed, ReaderThread
-from lit_async_data.engine.prefetch.packing import Packer, PinnedBufferPool, Unpacked
+from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed, Packer, PinnedBufferPool, ReaderThread, Unpacked
 from lit_async_data.engine.resources.memory import pinned
 from lit_async_data.order.plan import BatchIndex
 
@@ -226,7 +225,7 @@ def test_a_block_is_given_back_where_packing_fails(monkeypatch):
 
     for _ in range(2):
         with monkeypatch.context() as patch:
-            patch.setattr("lit_async_data.engine.prefetch.packing.raw_bytes", fails)
+            patch.setattr("lit_async_data.engine.prefetch.iterator_feed.raw_bytes", fails)
             with pytest.raises(MemoryError, match="mine"):
                 packer(batch, here=True)
         packer(batch, here=True).release()

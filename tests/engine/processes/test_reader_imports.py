@@ -52,7 +52,7 @@ def test_hdf5_needs_h5py_only_where_libhdf5_decodes(file, name, shuffle, needed,
 def test_a_reader_process_imports_nothing_that_only_builds_orders():
     program = "import lit_async_data.engine.processes.reader_server, sys; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    assert not {name for name in found if "lit_async_data.sources.composed" in name or "by_length" in name}
+    assert not {name for name in found if "lit_async_data.sources.composed" in name}
 
 
 def table_of(folder, names):

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from lit_async_data.sources.contract import pickling
-from lit_async_data.sources.contract.pickling import PROBES, digest, dumps, importable, probes, why_not_pickled
+from lit_async_data.sources.contract import user_code
+from lit_async_data.sources.contract.user_code import PROBES, digest, dumps, importable, probes, why_not_pickled
 
 
 class Refuses:
@@ -125,7 +125,7 @@ def test_one_thread_at_a_time_pickles_by_value(module):
 
     class Tries:
         def __reduce__(self):
-            other = threading.Thread(target=lambda: entered.append(pickling._LOCK.acquire(blocking=False)))
+            other = threading.Thread(target=lambda: entered.append(user_code._LOCK.acquire(blocking=False)))
             other.start()
             other.join()
             return module.Scaled, (1.5,)

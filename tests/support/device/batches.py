@@ -5,7 +5,7 @@ import torch
 from waiting.on_device.fake_streams import raw
 
 from lit_async_data.batch.tree import flatten
-from lit_async_data.engine.prefetch.packing import dense, raw_bytes
+from lit_async_data.engine.prefetch.iterator_feed import dense, raw_bytes
 
 
 def numbers(shape, seed=0, dtype=torch.int16):

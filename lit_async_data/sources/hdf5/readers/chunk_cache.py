@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.batch.spec import Array
-from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.order.plan import ChunkGroup
 from lit_async_data.sources.contract.source import Reservation
 from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.sources.hdf5.readers.readers import Reader

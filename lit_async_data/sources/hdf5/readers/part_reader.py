@@ -18,8 +18,8 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import Array, BatchSpec
 from lit_async_data.errors import FormatError, SourceError
 from lit_async_data.order.chunk_order import ChunkExtents
-from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.order.plan import ChunkGroup
 from lit_async_data.sources.contract.checks import first_good
 from lit_async_data.sources.contract.source import MemoryNeeds, Reading, slowest
 from lit_async_data.sources.files.files import Files

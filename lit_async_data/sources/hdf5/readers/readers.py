@@ -13,8 +13,8 @@ import numpy as np
 
 from lit_async_data.batch.spec import Array, Bytes
 from lit_async_data.errors import CorruptError, SourceError
-from lit_async_data.order.due import ChunkGroup
 from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.order.plan import ChunkGroup
 from lit_async_data.sources.contract.source import Reading, slowest
 from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.sources.hdf5.index.index import check_chunk_lengths

@@ -22,8 +22,7 @@ from support.threads.leaks import open_files
 from lit_async_data import AsyncLoader, ChangedError, HDF5Source, SourceError
 from lit_async_data.engine.pipeline.sample_reader import Ahead
 from lit_async_data.errors import CorruptError
-from lit_async_data.order.due import Shares
-from lit_async_data.order.plan import BatchIndex
+from lit_async_data.order.plan import BatchIndex, Shares
 from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.hdf5.readers.part_reader import PartReader
 from lit_async_data.sources.hdf5.storage import open_file
