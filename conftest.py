@@ -7,10 +7,10 @@ import pytest
 def threads_unless_marked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps readers in threads, except in tests that are marked ``processes``: each process takes 0.3 s to start."""
     if request.node.get_closest_marker("processes") is None:
-        monkeypatch.setattr("lit_async_data.engine.resources.plan.system_refusal", lambda: "a test of threads")
+        monkeypatch.setattr("lit_async_data.engine.resources.system_refusal", lambda: "a test of threads")
     else:
         # Without the GIL, threads would be chosen.
-        monkeypatch.setattr("lit_async_data.engine.resources.plan.has_gil", lambda: True)
+        monkeypatch.setattr("lit_async_data.engine.resources.has_gil", lambda: True)
 
 
 @pytest.fixture(autouse=True)

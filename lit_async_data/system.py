@@ -2,7 +2,7 @@
 
 Functions of Linux that macOS or Windows lack have their substitutes here: other modules import them from here and not
 from `os`, `mmap` or `resource`. Reader processes need a system that has all of them; see `system_refusal` in
-`engine/resources/workers.py`.
+`engine/resources.py`.
 """
 
 from __future__ import annotations

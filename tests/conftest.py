@@ -131,7 +131,7 @@ def decodings(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 @pytest.fixture
 def one_batch_per_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has workers read batches one at a time. How far ahead they read depends on their pace if they read several."""
-    monkeypatch.setattr("lit_async_data.engine.resources.plan.coalesced_batches", lambda nbytes, most: 1)
+    monkeypatch.setattr("lit_async_data.engine.resources.coalesced_batches", lambda nbytes, most: 1)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from unittest import mock
 import torch
 
 from lit_async_data import AsyncLoader, HDF5Source, Source
-from lit_async_data.engine.resources import plan as resource_plan
+from lit_async_data.engine import resources
 from lit_async_data.sources.images.image_shape import ImageShape
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
@@ -306,7 +306,7 @@ def sent(source: Source, kind: str, *, alone: bool) -> Contender:
         with contextlib.ExitStack() as stack:
             stack.enter_context(replaced_streams(lambda _: IdleDevice(), simulated=True))
             if alone:
-                stack.enter_context(mock.patch.object(resource_plan, "coalesced_batches", return_value=1))
+                stack.enter_context(mock.patch.object(resources, "coalesced_batches", return_value=1))
             loader = stack.enter_context(AsyncLoader(source, options_of(kind)))
             loader._wiring.externally_driven = True
             yield driven(loader)

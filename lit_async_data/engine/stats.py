@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset
 
-from lit_async_data.engine.resources.plan import cores
+from lit_async_data.engine.resources import cores
 from lit_async_data.sources.composed.composed import ComposedSource
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.stage_clock import NO_WORK, Work

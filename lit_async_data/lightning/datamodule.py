@@ -20,7 +20,7 @@ from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.batch.transforms import Normalize
 from lit_async_data.engine.hooks.transformation import HostHooks
 from lit_async_data.engine.loader.async_loader import AsyncLoader
-from lit_async_data.engine.resources.memory import readable
+from lit_async_data.engine.resources import readable
 from lit_async_data.errors import ConfigError, TransformError
 from lit_async_data.lightning import loops
 from lit_async_data.lightning.display import print_line, summary_lines

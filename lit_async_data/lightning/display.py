@@ -12,7 +12,7 @@ import torch
 from tqdm import tqdm
 
 from lit_async_data.engine.loader.async_loader import AsyncLoader
-from lit_async_data.engine.resources.memory import readable
+from lit_async_data.engine.resources import readable
 from lit_async_data.engine.stats import LEAST_S, LEAST_STEPS, Loader, LoaderStats, Verdict, Wait, Watch
 from lit_async_data.lightning.loops import Replacement, driven_loaders, pl, rank_zero_only
 from lit_async_data.options import Balanced

@@ -17,7 +17,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from lit_async_data.engine.resources.memory import readable
+from lit_async_data.engine.resources import readable
 from lit_async_data.errors import AsyncDataError, FormatError, counted
 from lit_async_data.sources.contract.checks import first_good
 from lit_async_data.sources.contract.source import HOW_READ, Reading, Source

@@ -19,8 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import lit_async_data  # imports torch, which takes a second, only when a loader is built
-from lit_async_data.engine.resources.memory import readable
-from lit_async_data.engine.resources.plan import cores
+from lit_async_data.engine.resources import cores, readable
 from lit_async_data.errors import ConfigError, counted
 from lit_async_data.options import LoaderOptions, Shuffle
 from lit_async_data.sources.contract.source import HOW_READ, Source

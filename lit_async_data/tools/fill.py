@@ -15,7 +15,7 @@ from datetime import timedelta
 
 import numpy as np
 
-from lit_async_data.engine.resources.memory import readable
+from lit_async_data.engine.resources import readable
 from lit_async_data.errors import ConfigError, StoreError, counted
 from lit_async_data.sources.files.files import Files
 from lit_async_data.sources.files.transport import Started

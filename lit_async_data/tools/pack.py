@@ -24,7 +24,7 @@ import h5py
 import numpy as np
 
 from lit_async_data.batch.spec import Array
-from lit_async_data.engine.resources.memory import readable
+from lit_async_data.engine.resources import readable
 from lit_async_data.errors import ConfigError, CorruptError, SourceError, counted
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED

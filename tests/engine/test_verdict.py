@@ -25,7 +25,7 @@ STEPS = 100
 
 @pytest.fixture(autouse=True)
 def cores(monkeypatch):
-    for module in ("engine.stats", "engine.resources.plan"):
+    for module in ("engine.stats", "engine.resources"):
         monkeypatch.setattr(f"lit_async_data.{module}.cores", lambda _=None: 4)
     monkeypatch.setattr("lit_async_data.engine.stats.PACKED", ("lit_async_data.",))  # as if a test's source had files
 

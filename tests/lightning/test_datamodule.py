@@ -8,7 +8,7 @@ from support.lightning.trainer import NO_STAGES, Learning, trainer
 from support.sources.reader_sources import Damaged
 
 from lit_async_data import AsyncDataModule, AsyncLoader, Balanced, HDF5Source
-from lit_async_data.engine.resources.plan import ResourcePlan
+from lit_async_data.engine.resources import ResourcePlan
 from lit_async_data.errors import ConfigError
 from lit_async_data.testing import ArraySource
 

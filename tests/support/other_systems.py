@@ -39,5 +39,5 @@ def pytest_configure() -> None:
         sys.modules.pop(name)
         if module is not None:
             sys.modules[name] = module
-    workers = importlib.import_module("lit_async_data.engine.resources.plan")
+    workers = importlib.import_module("lit_async_data.engine.resources")
     workers.system_refusal = lambda: "this plays another system"

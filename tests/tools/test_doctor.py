@@ -82,7 +82,7 @@ def test_wrong_input_is_one_line(arguments, message, capsys):
 
 
 def test_each_shuffle_is_measured_with_all_workers_and_with_fewer(as_json, monkeypatch):
-    monkeypatch.setattr("lit_async_data.engine.resources.plan.cores", lambda ranks=None: 4)
+    monkeypatch.setattr("lit_async_data.engine.resources.cores", lambda ranks=None: 4)
     examples.images("scan.h5", samples=600)
     report = as_json("scan.h5", "--batch-size", "16")
     assert report["batch"] == {"x": {"dtype": "uint8", "shape": [3, 16, 12]}, "y": {"dtype": "int64", "shape": []}}

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from lit_async_data.batch.spec import Bytes
+from lit_async_data.engine import resources
 from lit_async_data.engine.device import streams
 from lit_async_data.engine.device.streams import Streams
-from lit_async_data.engine.resources import memory
 from waiting.on_device.fake_streams import FakeEvent, FakeStream, FakeStreams, raw
 
 # Fields up to this many bytes are copied in no time.
@@ -45,8 +45,8 @@ def replaced_streams(factory: Callable[[torch.device], Any], *, simulated: bool)
         if simulated:
             # A function, as a mock would take longer than what it stands for.
             stack.enter_context(mock.patch.object(streams, "has_streams", _always))
-            stack.enter_context(mock.patch.object(memory, "allocated", _pageable))
-            stack.enter_context(mock.patch.object(memory, "register"))
+            stack.enter_context(mock.patch.object(resources, "allocated", _pageable))
+            stack.enter_context(mock.patch.object(resources, "register"))
         yield
 
 
@@ -54,7 +54,7 @@ def _always(device: torch.device) -> bool:
     return True
 
 
-def _pageable(nbytes: int, *, pinned: bool, allocated: Callable[..., Bytes] = memory.allocated) -> Bytes:
+def _pageable(nbytes: int, *, pinned: bool, allocated: Callable[..., Bytes] = resources.allocated) -> Bytes:
     return allocated(nbytes, pinned=False)
 
 

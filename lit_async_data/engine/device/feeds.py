@@ -17,7 +17,7 @@ from lit_async_data.batch.spec import ALIGNMENT, MASK, SMALL_BYTES, Array, Bytes
 from lit_async_data.batch.tree import flatten, rebuilt
 from lit_async_data.engine.device.streams import no_inference
 from lit_async_data.engine.pipeline.pipeline import COPYING, BatchResult, FilledSlot, Pipeline, SlotPool
-from lit_async_data.engine.resources.memory import allocated
+from lit_async_data.engine.resources import allocated
 from lit_async_data.engine.stats import LoaderStats
 from lit_async_data.order.plan import BatchIndex, Schedule
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from lit_async_data.engine.resources.memory import pinned
+from lit_async_data.engine.resources import pinned
 from lit_async_data.engine.stats import Wait
 from lit_async_data.errors import ConfigError
 from lit_async_data.sources.contract.stage_clock import Work

@@ -29,7 +29,7 @@ from lit_async_data.engine.pipeline.pipeline import Pipeline
 from lit_async_data.engine.pipeline.sample_reader import Ahead, AroundBadSamples, ReadAround, ReaderSetup, SampleReader
 from lit_async_data.engine.processes.pipeline import pipeline_of
 from lit_async_data.engine.processes.setup import check
-from lit_async_data.engine.resources.plan import AHEAD, REMOTE_AHEAD, ResourcePlan, Wanted, slow
+from lit_async_data.engine.resources import AHEAD, REMOTE_AHEAD, ResourcePlan, Wanted, slow
 from lit_async_data.errors import ConfigError, MemoryBudgetError, ReadError, SourceError, TransformError
 from lit_async_data.options import MAX_SEED, OF_LOADER, LoaderOptions, explains_names, lightning_seed
 from lit_async_data.order.epoch_cursor import CursorState, EpochCursor, Place

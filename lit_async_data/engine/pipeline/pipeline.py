@@ -43,7 +43,7 @@ import numpy as np
 
 from lit_async_data.batch.spec import Array, BatchLayout, Bytes
 from lit_async_data.engine.pipeline.sample_reader import AroundBadSamples, ReadAround, ReaderSetup, is_of_a_sample
-from lit_async_data.engine.resources.plan import WorkerTuner
+from lit_async_data.engine.resources import WorkerTuner
 from lit_async_data.engine.supervisor import awaited, dump_stacks
 from lit_async_data.errors import (
     AsyncDataError,

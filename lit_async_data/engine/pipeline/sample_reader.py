@@ -19,7 +19,7 @@ import numpy as np
 from lit_async_data.batch.spec import MASK, RUN_BYTES, Array, BatchLayout, length_key, offsets_key
 from lit_async_data.engine.hooks.calls import FIXED, INDEX, failure
 from lit_async_data.engine.hooks.transformation import Transformation
-from lit_async_data.engine.resources.plan import ResourcePlan
+from lit_async_data.engine.resources import ResourcePlan
 from lit_async_data.errors import (
     AsyncDataError,
     ChangedError,

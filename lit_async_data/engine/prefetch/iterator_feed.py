@@ -34,7 +34,7 @@ import torch
 from lit_async_data.batch.spec import ALIGNMENT, SMALL_BYTES, Bytes
 from lit_async_data.batch.tree import flatten, leaves_in, rebuilt
 from lit_async_data.engine.device.feeds import Arrived, Batch, Clone, DeviceBuffers, Feed, HostBatch, moves
-from lit_async_data.engine.resources.memory import pinned_bytes, readable
+from lit_async_data.engine.resources import pinned_bytes, readable
 from lit_async_data.engine.stats import LoaderStats
 from lit_async_data.engine.supervisor import LONG_S, Bell, ThreadWorker, all_ended, awaited
 from lit_async_data.errors import ClosedError

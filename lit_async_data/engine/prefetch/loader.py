@@ -15,6 +15,7 @@ import torch
 import torch.distributed
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
+from lit_async_data.engine import resources
 from lit_async_data.engine.device import streams
 from lit_async_data.engine.device.feeds import Batch, moved
 from lit_async_data.engine.device.streams import NEXT, profiled, ranged
@@ -31,7 +32,6 @@ from lit_async_data.engine.prefetch.iterator_feed import (
     state_of,
     uncopied,
 )
-from lit_async_data.engine.resources import memory
 from lit_async_data.errors import ClosedError, ConfigError
 from lit_async_data.options import INSTEAD, explains_names, lightning_seed
 from lit_async_data.order.permutation import derived_key
@@ -444,7 +444,7 @@ class PrefetchedLoader(BaseLoader):
     def _new_engine(self) -> Engine:
         device, function = self.device, self._device_transform
         on_device = streams.has_streams(device)
-        self._blocks = PinnedBufferPool(functools.partial(memory.allocated, pinned=True), most=0)
+        self._blocks = PinnedBufferPool(functools.partial(resources.allocated, pinned=True), most=0)
         state = getattr(self.loader, "state_dict", None) if self._stateful else None
         feed = IteratorFeed(self.loader, Packer(self._blocks) if on_device else uncopied, 0, state)
         engine = Engine(

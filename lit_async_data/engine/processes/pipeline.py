@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lit_async_data.batch.spec import Bytes
-from lit_async_data.engine import supervisor
+from lit_async_data.engine import resources, supervisor
 from lit_async_data.engine.pipeline.pipeline import (
     LENT,
     Activity,
@@ -52,7 +52,6 @@ from lit_async_data.engine.processes.messages import (
 )
 from lit_async_data.engine.processes.setup import environment, stored
 from lit_async_data.engine.processes.shared_slots import GENERATION, SETUP, THREADS, SharedSlots
-from lit_async_data.engine.resources import memory
 from lit_async_data.engine.supervisor import FREED_S, ThreadWorker, all_ended
 from lit_async_data.errors import SourceError, WorkerError
 from lit_async_data.options import LoaderOptions
@@ -614,10 +613,10 @@ def pipeline_of(setup: ReaderSetup, *, pin: torch.device | None, options: Loader
     pipeline: Pipeline
     if setup.plan.workers.kind == "process":
         # torch pins memory that it did not allocate for CUDA only.
-        register = functools.partial(memory.register, device=pin) if pin is not None and pin.type == "cuda" else None
+        register = functools.partial(resources.register, device=pin) if pin is not None and pin.type == "cuda" else None
         pipeline = ProcessPipeline(setup, pin=register, timeout_s=options.timeout_s, restarts=options.restarts)
     else:
-        allocate = functools.partial(memory.allocated, setup.layout.nbytes, pinned=pin is not None)
+        allocate = functools.partial(resources.allocated, setup.layout.nbytes, pinned=pin is not None)
         pipeline = ThreadPipeline(setup, allocate, timeout_s=options.timeout_s)
     pipeline.warn_after_s = options.warn_after_s
     return pipeline

@@ -16,7 +16,7 @@ from typing import Any
 
 from lit_async_data.engine.pipeline.sample_reader import ReaderSetup
 from lit_async_data.engine.processes.shared_slots import SharedFile
-from lit_async_data.engine.resources.memory import readable
+from lit_async_data.engine.resources import readable
 from lit_async_data.errors import ConfigError, MemoryBudgetError
 from lit_async_data.sources.contract.user_code import dumps, why_not_pickled
 from lit_async_data.sources.files.stores import SECRETS

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from lit_async_data.batch.spec import Bytes
-from lit_async_data.engine.resources.memory import readable
+from lit_async_data.engine.resources import readable
 from lit_async_data.errors import MemoryBudgetError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.local_files import ADVICE, advice_on

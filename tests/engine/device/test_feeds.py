@@ -12,6 +12,7 @@ from support.threads.number_pipelines import running
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data.batch.spec import SMALL_BYTES
+from lit_async_data.engine import resources
 from lit_async_data.engine.device.feeds import (
     BLOCK,
     MOST_BLOCKS,
@@ -24,7 +25,6 @@ from lit_async_data.engine.device.feeds import (
 )
 from lit_async_data.engine.device.queues import InlineQueue
 from lit_async_data.engine.pipeline.pipeline import COPYING
-from lit_async_data.engine.resources import memory
 from lit_async_data.order.plan import BatchIndex, Limits
 
 pytestmark = pytest.mark.usefixtures("however_slow_the_machine_is")
@@ -201,7 +201,7 @@ def test_the_memory_of_an_interrupted_copy_stays_pinned_until_side_is_done(batch
         weakref.finalize(slot, ended.append, nbytes)
         return slot
 
-    monkeypatch.setattr(memory, "allocated", allocated)
+    monkeypatch.setattr(resources, "allocated", allocated)
     streams = Interrupted("side")
     with queue_on(streams, depth=0, workers=0, batches=batches) as queue:
         queue.take(BatchIndex(0, 0))

@@ -22,7 +22,7 @@ from lit_async_data.engine.device.feeds import Arrived
 from lit_async_data.engine.device.queues import StreamQueue
 from lit_async_data.engine.pipeline.pipeline import Lease
 from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed, Packer, PinnedBufferPool, ReaderThread, Unpacked
-from lit_async_data.engine.resources.memory import pinned
+from lit_async_data.engine.resources import pinned
 from lit_async_data.order.plan import BatchIndex
 
 SLOW = pytest.mark.parametrize("slow", ["side", "compute"])

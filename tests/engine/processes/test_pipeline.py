@@ -30,7 +30,7 @@ from lit_async_data.engine.device.feeds import CopyFeed
 from lit_async_data.engine.processes import pipeline as process_pipeline
 from lit_async_data.engine.processes.messages import Task
 from lit_async_data.engine.processes.pipeline import Channel, ProcessPipeline, pipeline_of
-from lit_async_data.engine.resources.plan import WorkerTuner
+from lit_async_data.engine.resources import WorkerTuner
 from lit_async_data.errors import ClosedError, WorkerError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.plan import BatchIndex
@@ -356,7 +356,7 @@ def test_workers_are_added_where_the_loop_waits(monkeypatch, caplog):
     counts = [2]
     monkeypatch.setattr(WorkerTuner, "settled", property(lambda tuner: not counts))
     monkeypatch.setattr(WorkerTuner, "waited", lambda tuner, *_: counts.pop())
-    monkeypatch.setattr("lit_async_data.engine.resources.plan.cores", lambda ranks=None: 4)
+    monkeypatch.setattr("lit_async_data.engine.resources.cores", lambda ranks=None: 4)
     with loader_of(PythonNumbers(), workers="auto", worker_kind="auto") as loader:
         assert str(loader.footprint.workers) == ("1 reader process, at most 4 (Python code reads the samples)")
         assert [batch["y"][0].item() for batch in loader] == ORDER
@@ -430,7 +430,7 @@ def test_slots_are_locked_for_a_gpu_as_long_as_a_copy_of_them_is_under_way(monke
         locked.append((slot.ctypes.data, device))
         weakref.finalize(slot, unlocked.append, slot.ctypes.data).atexit = False
 
-    monkeypatch.setattr("lit_async_data.engine.resources.memory.register", register)
+    monkeypatch.setattr("lit_async_data.engine.resources.register", register)
     loader = loader_of(Numbers())
     pipeline = pipeline_of(loader._setup(loader.footprint), pin=gpu, options=loader.options)
     assert locked == [(memory.ctypes.data, gpu) for memory in pipeline.pool.memories]

@@ -11,17 +11,15 @@ import torch
 from support.device.pretended import MACHINES
 
 from lit_async_data import system
-from lit_async_data.engine.resources import memory
-from lit_async_data.engine.resources import plan as cores_module
-from lit_async_data.engine.resources.memory import allocated, default_budget, readable, register
-from lit_async_data.engine.resources.plan import cores
+from lit_async_data.engine import resources
+from lit_async_data.engine.resources import allocated, cores, default_budget, readable, register
 from lit_async_data.errors import MemoryBudgetError
 from lit_async_data.sources.files.files import Files
 
 
 @pytest.fixture(autouse=True)
 def nothing_said():
-    memory._say_pageable.cache_clear()
+    resources._say_pageable.cache_clear()
 
 
 def test_memory_is_page_aligned_bytes_that_can_be_written():
@@ -190,7 +188,7 @@ def groups(tmp_path, monkeypatch):
             (tmp_path / name.replace("/", "_")).write_text(text)
 
     monkeypatch.setattr(system, "open", lambda name: (tmp_path / name.replace("/", "_")).open(), raising=False)
-    monkeypatch.setattr(cores_module, "usable_cores", lambda: 32)
+    monkeypatch.setattr(resources, "usable_cores", lambda: 32)
     for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS", "SLURM_CPUS_PER_TASK"):
         monkeypatch.delenv(name, raising=False)
     return given

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lit_async_data import AsyncLoader
+from lit_async_data.engine import resources
 from lit_async_data.engine.device import streams
-from lit_async_data.engine.resources import plan as workers
-from lit_async_data.engine.resources.plan import COALESCED_BATCHES, COALESCED_BYTES, WINDOW, WorkerTuner
+from lit_async_data.engine.resources import COALESCED_BATCHES, COALESCED_BYTES, WINDOW, WorkerTuner
 from lit_async_data.sources.contract.source import ChunkRun, MemoryNeeds, StorageLayout
 from lit_async_data.testing import ArraySource
 
@@ -21,9 +21,9 @@ LENGTH, BATCH = 4096, 16
 
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch):
-    monkeypatch.setattr(workers, "system_refusal", lambda: "")
-    monkeypatch.setattr(workers, "has_gil", lambda: True)
-    monkeypatch.setattr(workers, "cores", lambda ranks=None: 2)
+    monkeypatch.setattr(resources, "system_refusal", lambda: "")
+    monkeypatch.setattr(resources, "has_gil", lambda: True)
+    monkeypatch.setattr(resources, "cores", lambda ranks=None: 2)
 
 
 def plan_of(reading, shape=(8,), *, rows=1, order=None, **options):
@@ -106,7 +106,7 @@ def test_decoded_chunks_have_room_for_all_that_is_read_together_and_a_group_more
 @pytest.mark.parametrize(("reading", "most"), [("decoded", 4), ("locked", 1)])
 def test_automatic_workers_are_no_reason_to_refuse_a_budget(reading, most, monkeypatch):
     """Each needs memory to decode: there are as many as fit."""
-    monkeypatch.setattr(workers, "cores", lambda ranks=None: 64)
+    monkeypatch.setattr(resources, "cores", lambda ranks=None: 64)
     monkeypatch.setattr(ArraySource, "memory", lambda source, chunks=0: MemoryNeeds(per_thread=2**20))
     for megabytes in range(1, 10):
         found = plan_of(reading, rows=16, memory_budget=megabytes * 2**20 + 100_000)
@@ -149,7 +149,7 @@ def test_what_is_no_python_code_is_read_by_threads_of_one_process(reading, rows)
     ],
 )
 def test_what_is_decoded_in_vain_is_said_with_what_helps(shuffle, said):
-    assert re.search(said, workers.amplified(shuffle, 2.5, 9))
+    assert re.search(said, resources.amplified(shuffle, 2.5, 9))
 
 
 class Loop:

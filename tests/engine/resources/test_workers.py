@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from lit_async_data import AsyncLoader, ManifestSource
-from lit_async_data.engine.resources import plan
-from lit_async_data.engine.resources.plan import Wanted, Workers, cores
+from lit_async_data.engine import resources
+from lit_async_data.engine.resources import Wanted, Workers, cores
 from lit_async_data.errors import ConfigError
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.contract.source import StorageLayout
@@ -18,8 +18,8 @@ from lit_async_data.testing import ArraySource
 
 @pytest.fixture
 def two_cores(monkeypatch):
-    monkeypatch.setattr(plan, "system_refusal", lambda: "")
-    monkeypatch.setattr(plan, "cores", lambda ranks=None: 2)
+    monkeypatch.setattr(resources, "system_refusal", lambda: "")
+    monkeypatch.setattr(resources, "cores", lambda ranks=None: 2)
 
 
 def workers_of(reading, *, refusal="", **options):
@@ -42,7 +42,7 @@ def workers_of(reading, *, refusal="", **options):
 def test_what_would_take_the_gil_is_read_in_a_process_and_more_come_later_where_they_can_help(
     monkeypatch, reading, kind, why, most
 ):
-    monkeypatch.setattr(plan, "has_gil", lambda: True)
+    monkeypatch.setattr(resources, "has_gil", lambda: True)
     assert workers_of(reading)[:4] == (kind, 1, why, most)
 
 
@@ -67,7 +67,7 @@ def test_who_reads_is_said_and_is_no_process_where_no_core_is_free_or_the_user_c
     assert str(workers_of("decoded")) == "a reader process with 1 reader thread, at most 2 (samples are decoded)"
     for options in ({"workers": 0}, {"worker_kind": "thread"}):
         assert workers_of("decoded", **options).kind != "process"
-    monkeypatch.setattr(plan, "cores", lambda ranks=None: 1)
+    monkeypatch.setattr(resources, "cores", lambda ranks=None: 1)
     assert str(workers_of("decoded")) == "1 reader thread (no core is free)"
 
 
@@ -84,8 +84,8 @@ def test_a_table_of_npy_files_opens_them(tmp_path):
 
 @pytest.mark.processes
 def test_a_system_that_is_not_posix_has_threads_and_says_why(monkeypatch):
-    monkeypatch.setattr(plan, "os", types.SimpleNamespace(name="nt", environ={}))
-    monkeypatch.setattr(plan, "sys", types.SimpleNamespace(platform="win32"))
+    monkeypatch.setattr(resources, "os", types.SimpleNamespace(name="nt", environ={}))
+    monkeypatch.setattr(resources, "sys", types.SimpleNamespace(platform="win32"))
     why = "win32 passes no descriptors to a new process"
     assert workers_of("python", workers=1)[:3] == ("thread", 1, why)
     with pytest.raises(ConfigError, match=f"worker_kind: process is not possible here: {why}; set worker_kind=thread"):
@@ -110,8 +110,8 @@ def test_a_system_that_is_not_posix_has_threads_and_says_why(monkeypatch):
     ],
 )
 def test_each_rank_has_its_share_of_the_cores(monkeypatch, environment, known, share):
-    monkeypatch.setattr(plan, "usable_cores", lambda: 32)
-    monkeypatch.setattr(plan, "core_limit", lambda: None)
+    monkeypatch.setattr(resources, "usable_cores", lambda: 32)
+    monkeypatch.setattr(resources, "core_limit", lambda: None)
     for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS", "SLURM_CPUS_PER_TASK"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():

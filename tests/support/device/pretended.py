@@ -13,8 +13,8 @@ from waiting.on_device import measures
 from waiting.on_device.fake_streams import FakeStreams, raw
 from waiting.on_device.hazards import OTHER, mixed
 
+from lit_async_data.engine import resources
 from lit_async_data.engine.device import streams
-from lit_async_data.engine.resources import memory
 
 #: The parameters of a fixture: whether there is a GPU. All tests that need one get their mark here.
 MACHINES = [
@@ -115,7 +115,7 @@ def machine(monkeypatch, *, real):
     monkeypatch.setattr(streams, "checked_device", lambda given: torch.device("cpu"))
     monkeypatch.setattr(streams, "has_streams", lambda device: True)
     monkeypatch.setattr(streams, "Streams", PretendedStreams)
-    monkeypatch.setattr(memory, "allocated", lambda nbytes, *, pinned: np.zeros(nbytes, np.uint8))
+    monkeypatch.setattr(resources, "allocated", lambda nbytes, *, pinned: np.zeros(nbytes, np.uint8))
     monkeypatch.setattr(torch, "Event", Event)
     monkeypatch.setattr(torch, "Stream", lambda device: FakeStreams("compute").side)
     nothing = {"_sleep": None, "empty_cache": None, "memory_reserved": 0, "set_sync_debug_mode": None}

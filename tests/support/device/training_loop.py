@@ -12,12 +12,12 @@ from waiting.on_device.copy_verifier import CopyVerifier
 from waiting.on_device.fake_streams import FakeStreams, raw
 
 from lit_async_data.batch.spec import BatchLayout, BatchSpec, FieldSpec
+from lit_async_data.engine import resources
 from lit_async_data.engine.device import streams as device_streams
 from lit_async_data.engine.device.feeds import CopyFeed
 from lit_async_data.engine.device.queues import StreamQueue
 from lit_async_data.engine.device.transform import DeviceTransform
 from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
-from lit_async_data.engine.resources import memory
 from lit_async_data.order.plan import BatchIndex, Schedule
 from support.plans import plan_of
 from support.threads.number_pipelines import setup_of
@@ -48,7 +48,7 @@ def pretend(monkeypatch, make, has_streams=lambda device: True):
     """Have loaders that start copy to the streams that ``make`` returns for a device; host memory is not pinned."""
     monkeypatch.setattr(device_streams, "has_streams", has_streams)
     monkeypatch.setattr(device_streams, "streams_of", lambda device: make(device) if has_streams(device) else None)
-    monkeypatch.setattr(memory, "allocated", lambda nbytes, *, pinned: np.zeros(nbytes, np.uint8))
+    monkeypatch.setattr(resources, "allocated", lambda nbytes, *, pinned: np.zeros(nbytes, np.uint8))
 
 
 def new_schedule():
@@ -84,7 +84,7 @@ def queue_on(
     """A device queue and its pipeline, closed at the end. ``batches``: the most in a slot."""
     layout = BatchLayout(SPEC, BATCH, batches)
     setup = setup_of(read, new_schedule(), (layout, *2 * [4 if workers else 2]), workers)
-    pipeline = ThreadPipeline(setup, functools.partial(memory.allocated, layout.nbytes, pinned=False), timeout_s=60)
+    pipeline = ThreadPipeline(setup, functools.partial(resources.allocated, layout.nbytes, pinned=False), timeout_s=60)
     fed = feed(pipeline)
     transform = transform and DeviceTransform(transform, torch.device("cpu"))
     verifier = CopyVerifier(verify_copies, streams) if verify_copies else None

@@ -10,7 +10,7 @@ import numpy as np
 from lit_async_data.batch.spec import BatchLayout, BatchSpec, Extent, FieldSpec
 from lit_async_data.engine.pipeline.sample_reader import ReaderSetup
 from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
-from lit_async_data.engine.resources.memory import allocated
+from lit_async_data.engine.resources import allocated
 from lit_async_data.order.plan import BatchIndex, Schedule
 from lit_async_data.testing import ArraySource
 from support.plans import plan_of

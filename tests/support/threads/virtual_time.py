@@ -10,8 +10,7 @@ import types
 from lit_async_data.engine.loader import async_loader
 from lit_async_data.engine.pipeline.pipeline import SlotPool
 from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
-from lit_async_data.engine.resources.memory import allocated
-from lit_async_data.engine.resources.plan import Workers
+from lit_async_data.engine.resources import Workers, allocated
 from lit_async_data.engine.supervisor import Bell, ThreadWorker
 from support.threads.waits import LONG
 
@@ -73,7 +72,7 @@ class VirtualTime:
         monkeypatch.setattr(Workers, "tuner", tuned)
         monkeypatch.setattr(async_loader, "check", lambda *_, **__: None)  # a clock cannot be pickled
         monkeypatch.setattr(async_loader, "pipeline_of", threads_of)
-        monkeypatch.setattr("lit_async_data.engine.resources.plan.system_refusal", lambda: "")
+        monkeypatch.setattr("lit_async_data.engine.resources.system_refusal", lambda: "")
 
     def _cpu(self):
         return getattr(self._own, "cpu", 0.0)
