@@ -25,7 +25,7 @@ from pyarrow import csv as arrow_csv
 
 from lit_async_data import AsyncLoader, FieldSpec, ManifestSource
 from lit_async_data.sources.images import image
-from lit_async_data.sources.images.image_shape import ImageShape, draws_of
+from lit_async_data.sources.images.formats import ImageShape, draws_of
 from lit_async_data.sources.manifest.fields import NpyDecoder
 from lit_async_data.sources.manifest.files import RootDirectory, fetched
 

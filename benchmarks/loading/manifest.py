@@ -31,7 +31,7 @@ from pathlib import Path
 from unittest import mock
 
 from lit_async_data import AsyncLoader
-from lit_async_data.sources.images.image_shape import ImageShape
+from lit_async_data.sources.images.formats import ImageShape
 from lit_async_data.sources.manifest import files as fetching
 from lit_async_data.sources.manifest.files import fetched
 

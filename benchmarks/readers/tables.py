@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, default_collate
 
 from lit_async_data import AsyncLoader, ManifestSource
 from lit_async_data.order.permutation import derived_keys
-from lit_async_data.sources.images.image_shape import ImageShape
+from lit_async_data.sources.images.formats import ImageShape
 from readers.hdf5 import OURS, Batch, Contender, by_dataloader, by_spdl, is_installed, of_footprint
 
 Array = npt.NDArray[Any]

@@ -33,7 +33,7 @@ import torch
 
 from lit_async_data import AsyncLoader, HDF5Source, Source
 from lit_async_data.engine import resources
-from lit_async_data.sources.images.image_shape import ImageShape
+from lit_async_data.sources.images.formats import ImageShape
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
 

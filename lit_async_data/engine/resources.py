@@ -28,7 +28,7 @@ from lit_async_data.system import core_limit, ranks_here, usable_cores
 if TYPE_CHECKING:
     import torch
 
-    from lit_async_data.engine.hooks.transformation import Transformation
+    from lit_async_data.engine.hooks import Transformation
     from lit_async_data.options import LoaderOptions
 
 

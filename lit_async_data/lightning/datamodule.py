@@ -18,7 +18,7 @@ import torch
 
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.batch.transforms import Normalize
-from lit_async_data.engine.hooks.transformation import HostHooks
+from lit_async_data.engine.hooks import HostHooks
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.resources import readable
 from lit_async_data.errors import ConfigError, TransformError

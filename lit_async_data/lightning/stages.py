@@ -17,8 +17,7 @@ import torch
 
 from lit_async_data.batch.spec import BatchSpec, contradict, listed_names
 from lit_async_data.batch.transforms import Normalize, first_measured
-from lit_async_data.engine.hooks.calls import Function, StageTransform, check_callable
-from lit_async_data.engine.hooks.transformation import CALLED_WITH
+from lit_async_data.engine.hooks import CALLED_WITH, Function, StageTransform, check_callable
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.loader.statistics import Axis, chosen_fields, statistics
 from lit_async_data.errors import ConfigError, FormatError, ManifestError, ResumeError

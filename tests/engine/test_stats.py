@@ -43,7 +43,7 @@ def clock(monkeypatch):
     for module in (
         "sources.contract.stage_clock",
         "sources.hdf5.readers.slabs",
-        "engine.hooks.transformation",
+        "engine.hooks",
         "engine.loader.async_loader",
     ):
         monkeypatch.setattr(f"lit_async_data.{module}.time", fake)

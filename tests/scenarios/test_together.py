@@ -9,7 +9,7 @@ import pytest
 from support.sources.parts import parts_of
 
 from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, SubsetSource, split
-from lit_async_data.engine.device.transform import widened
+from lit_async_data.engine.device.queues import widened
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
 from lit_async_data.order.chunk_order import ChunkExtents
 from lit_async_data.sources.hdf5.readers.slabs import IndexedSlabDecoder

@@ -30,9 +30,8 @@ from torch import Tensor
 
 from lit_async_data.batch.tree import leaves_in
 from lit_async_data.engine.device.feeds import Arrived, Batch, Clone, Feed, HostBatch
-from lit_async_data.engine.device.queues import InlineQueue, StreamQueue
+from lit_async_data.engine.device.queues import InlineQueue, StreamQueue, Transform
 from lit_async_data.engine.device.streams import Streams
-from lit_async_data.engine.device.transform import Transform
 from lit_async_data.engine.loader import base_loader
 from lit_async_data.order.plan import BatchIndex
 from waiting.on_device.checksums import checksum

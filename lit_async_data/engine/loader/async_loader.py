@@ -18,17 +18,16 @@ import torch
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.engine.device import streams
 from lit_async_data.engine.device.feeds import Batch, CopyFeed, LentFeed, SlotFeed, moved
+from lit_async_data.engine.device.queues import DeviceTransform, widened
 from lit_async_data.engine.device.streams import NEXT, profiled, ranged
-from lit_async_data.engine.device.transform import DeviceTransform, widened
-from lit_async_data.engine.hooks.calls import Function, check_callable, takes_rng
-from lit_async_data.engine.hooks.transformation import HostHooks
+from lit_async_data.engine.hooks import Function, HostHooks, check_callable, takes_rng
 from lit_async_data.engine.loader.base_loader import BaseLoader, Engine, Taken, Wiring
 from lit_async_data.engine.loader.recipe import Changes, Recipe, batch_seed, schedule_of, with_own_fields
 from lit_async_data.engine.loader.resuming import AsyncWiring, Quarantine, Resuming
 from lit_async_data.engine.pipeline.pipeline import Pipeline
 from lit_async_data.engine.pipeline.sample_reader import Ahead, AroundBadSamples, ReadAround, ReaderSetup, SampleReader
 from lit_async_data.engine.processes.pipeline import pipeline_of
-from lit_async_data.engine.processes.setup import check
+from lit_async_data.engine.processes.shared_memory import check
 from lit_async_data.engine.resources import AHEAD, REMOTE_AHEAD, ResourcePlan, Wanted, slow
 from lit_async_data.errors import ConfigError, MemoryBudgetError, ReadError, SourceError, TransformError
 from lit_async_data.options import MAX_SEED, OF_LOADER, LoaderOptions, explains_names, lightning_seed
@@ -51,7 +50,7 @@ DRAWN = (
     "from run to run; set worker_kind=process, where they are seeded for each sample, or workers=0 "
     "(docs/data/transforms.md)"
 )
-SIDE_PASSES = 5  # separates keys of passes beside the engine from keys in sample_reader.py and engine/hooks/calls.py
+SIDE_PASSES = 5  # separates keys of passes beside the engine from keys in sample_reader.py and engine/hooks.py
 
 
 @explains_names(OF_LOADER)

@@ -19,8 +19,7 @@ import torch
 
 from lit_async_data.engine.device import streams
 from lit_async_data.engine.device.feeds import Batch, Feed
-from lit_async_data.engine.device.queues import InlineQueue, StreamQueue
-from lit_async_data.engine.device.transform import Transform
+from lit_async_data.engine.device.queues import InlineQueue, StreamQueue, Transform
 from lit_async_data.engine.stats import LEAST_S, LEAST_STEPS, LoaderStats, Watch
 from lit_async_data.engine.supervisor import COPYING, report_once
 from lit_async_data.errors import AsyncDataError, ClosedError, WorkerError

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.batch.spec import MASK, BatchSpec, FieldSpec, length_key, offsets_key
-from lit_async_data.engine.hooks.calls import INDEX, Function
-from lit_async_data.engine.hooks.transformation import HostHooks, Outcome, Transformation
+from lit_async_data.engine.hooks import INDEX, Function, HostHooks, Outcome, Transformation
 from lit_async_data.engine.pipeline.sample_reader import BATCH_KEYS
 from lit_async_data.errors import ConfigError
 from lit_async_data.options import Balanced, LoaderOptions

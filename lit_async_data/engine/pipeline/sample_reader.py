@@ -17,8 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from lit_async_data.batch.spec import MASK, RUN_BYTES, Array, BatchLayout, length_key, offsets_key
-from lit_async_data.engine.hooks.calls import FIXED, INDEX, failure
-from lit_async_data.engine.hooks.transformation import Transformation
+from lit_async_data.engine.hooks import FIXED, INDEX, Transformation, failure
 from lit_async_data.engine.resources import ResourcePlan
 from lit_async_data.errors import (
     AsyncDataError,
@@ -36,7 +35,7 @@ from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.user_code import READING, seed_generators
 
 # Separate the keys of samples, of batches and of sources' global draws from the keys of the order. 3 and 4 are for host
-# hooks: see `engine/hooks/calls.py`.
+# hooks: see `engine/hooks.py`.
 SAMPLE_KEYS, BATCH_KEYS, SOURCE_KEYS = 1, 2, 5
 
 

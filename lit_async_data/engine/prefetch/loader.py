@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Se
 from lit_async_data.engine import resources
 from lit_async_data.engine.device import streams
 from lit_async_data.engine.device.feeds import Batch, moved
+from lit_async_data.engine.device.queues import DeviceTransform
 from lit_async_data.engine.device.streams import NEXT, profiled, ranged
-from lit_async_data.engine.device.transform import DeviceTransform
-from lit_async_data.engine.hooks.calls import Function, check_callable
+from lit_async_data.engine.hooks import Function, check_callable
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.loader.base_loader import BaseLoader, Engine, Pass, Taken, Wiring
 from lit_async_data.engine.prefetch.iterator_feed import (

@@ -50,8 +50,7 @@ from lit_async_data.engine.processes.messages import (
     unpacked_errors,
     unpacked_results,
 )
-from lit_async_data.engine.processes.setup import environment, stored
-from lit_async_data.engine.processes.shared_slots import GENERATION, SETUP, THREADS, SharedSlots
+from lit_async_data.engine.processes.shared_memory import GENERATION, SETUP, THREADS, SharedSlots, environment, stored
 from lit_async_data.engine.supervisor import FREED_S, ThreadWorker, all_ended
 from lit_async_data.errors import SourceError, WorkerError
 from lit_async_data.options import LoaderOptions
@@ -178,7 +177,7 @@ def _started(descriptors: Iterable[int], number: int) -> subprocess.Popen[bytes]
     variables |= dict.fromkeys(ONE_THREAD, "1")
     # Several arenas of malloc hold more than is in use: 16 MiB of 138, where two threads decode gzip.
     variables.setdefault("MALLOC_ARENA_MAX", "1")
-    program = [sys.executable, "-P", "-m", "lit_async_data.engine.processes"]
+    program = [sys.executable, "-P", "-m", "lit_async_data.engine.processes.reader_server"]
     program += map(str, (os.getpid(), number, *descriptors))
     # A process group of its own: Ctrl-C in a terminal does not reach it, even while it starts.
     return subprocess.Popen(  # noqa: S603  # our own program

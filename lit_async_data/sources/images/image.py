@@ -19,9 +19,8 @@ import numpy as np
 from lit_async_data.batch.spec import Array, Bytes, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
 from lit_async_data.order.permutation import Words
-from lit_async_data.sources.images import formats, image_shape
-from lit_async_data.sources.images.formats import UPRIGHT, Format, Head, values_of
-from lit_async_data.sources.images.image_shape import Box, Crop, Draw, ImageShape
+from lit_async_data.sources.images import formats
+from lit_async_data.sources.images.formats import UPRIGHT, Box, Crop, Draw, Format, Head, ImageShape, values_of
 from lit_async_data.sources.local_files import has_word
 from lit_async_data.system import after_fork_in_child
 
@@ -67,7 +66,7 @@ class ImageDecoder:
         return self.shape.resize == "random_crop"
 
     def draws(self, keys: Words | None, count: int) -> Sequence[Draw]:
-        return image_shape.draws_of(self.shape, keys, count)
+        return formats.draws_of(self.shape, keys, count)
 
     def decode(self, data: bytes, out: Array, draw: Draw, where: str) -> Shown:
         return decode(data, self.shape, out, draw, where)
@@ -93,7 +92,7 @@ def decode(data: Any, shape: ImageShape, out: Array, draw: Draw, where: str) -> 
             what = f"{height}×{width} pixels (height × width), but {out.shape[0]}×{out.shape[1]}"
             what += " are expected; give image_size to resize all images, or deliver them as they are by a DataLoader"
             raise FormatError(f"{where}: {what} with a collate_fn under prefetched(...)")  # noqa: TRY301
-        crop = image_shape.crop_of(shape, height, width, (out.shape[0], out.shape[1]), draw)
+        crop = formats.crop_of(shape, height, width, (out.shape[0], out.shape[1]), draw)
         factor = _factor(kind, crop, shape)
         with _turn if height * width > _LARGE * factor**2 else contextlib.nullcontext():
             out = _filled(out, crop, shape)
@@ -180,7 +179,7 @@ def _reduced(head: Head, box: Box, factor: int, shape: ImageShape) -> Box:
     down = -(-height // factor) - height / factor if lower_first else 0
     box = (left / factor + across, upper / factor + down, right / factor + across, lower / factor + down)
     # A crop may begin up to a pixel earlier or later, and whole pixels are resized faster.
-    return image_shape.whole_pixels(*box) if shape.resize in ("crop", "random_crop") else box
+    return formats.whole_pixels(*box) if shape.resize in ("crop", "random_crop") else box
 
 
 # -- resizing ----------------------------------------------------------------------------------------------------------
@@ -312,7 +311,7 @@ class Alignment:
                 what = f"{key} is turned by the orientation in its file ({image.turned}), but {mate}"
                 what += f", whose shape is that of the stored pixels, is not: turn {mate} too if it was made from the "
                 return f"{what}stored pixels, or write {key} as it looks: ImageOps.exif_transpose(image).save(…)"
-        masks = [key for key in pair if self._shapes[key].target_mode == image_shape.INDICES]
+        masks = [key for key in pair if self._shapes[key].target_mode == formats.INDICES]
         if len(masks) == 1 and not _alike(*(each.size for each in pair.values())):
             sizes = " and ".join("{} has {}×{}".format(key, *each.size) for key, each in pair.items())
             return f"{sizes} pixels (height × width), so mask and image differ in shape: cut the mask as the image is"

@@ -18,8 +18,7 @@ from lit_async_data.options import check_names, one_of, whole
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Location, Part, Places, numbered
 from lit_async_data.sources.hdf5.schema.field import Field
-from lit_async_data.sources.images.formats import FORMATS
-from lit_async_data.sources.images.image_shape import ImageShape
+from lit_async_data.sources.images.formats import FORMATS, ImageShape
 from lit_async_data.sources.local_files import HEAD_BYTES, Exclude, StoredSamples, kept_samples, mistaken
 from lit_async_data.sources.manifest.files import RootDirectory
 from lit_async_data.sources.table import formats

@@ -31,8 +31,8 @@ from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.sources.hdf5.readers.part_reader import LOOKS
 from lit_async_data.sources.hdf5.schema.field import Field
 from lit_async_data.sources.hdf5.source import HDF5Source
+from lit_async_data.sources.images.formats import Draw
 from lit_async_data.sources.images.image import Alignment, ImageDecoder, Places, Shown
-from lit_async_data.sources.images.image_shape import Draw
 from lit_async_data.sources.local_files import HEAD_BYTES, Exclude, is_address, mistaken
 from lit_async_data.sources.manifest.columns import FILES, Column, Kind, Paths, Rows, kind_of, within
 from lit_async_data.sources.manifest.files import FilePrefetcher, RootDirectory

@@ -27,7 +27,7 @@ from lit_async_data.sources.contract.checks import fields_by_key
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.user_code import digest, probes
 from lit_async_data.sources.files.files import Files
-from lit_async_data.sources.images.image_shape import ImageShape
+from lit_async_data.sources.images.formats import ImageShape
 from lit_async_data.sources.local_files import Exclude, is_address, local_path, raise_if_none_left
 from lit_async_data.sources.manifest.columns import IMAGES, NPY, Column, Given
 from lit_async_data.sources.manifest.fields import Fields

@@ -13,8 +13,8 @@ from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import AsyncDataModule, Normalize, prefetched
 from lit_async_data.batch.spec import BatchSpec, FieldSpec
-from lit_async_data.engine.device.transform import DeviceTransform, widened
-from lit_async_data.engine.hooks.calls import StageTransform
+from lit_async_data.engine.device.queues import DeviceTransform, widened
+from lit_async_data.engine.hooks import StageTransform
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.pipeline.sample_reader import BATCH_KEYS
 from lit_async_data.errors import ConfigError, TransformError

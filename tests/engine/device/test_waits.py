@@ -22,8 +22,7 @@ from torch.cuda import _sanitizer
 from waiting.on_device.fake_streams import FakeStreams, raw
 
 from lit_async_data.engine.device import queues
-from lit_async_data.engine.device.queues import StreamQueue
-from lit_async_data.engine.device.transform import DeviceTransform
+from lit_async_data.engine.device.queues import DeviceTransform, StreamQueue
 from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed, Packer, PinnedBufferPool
 from lit_async_data.order.plan import BatchIndex
 

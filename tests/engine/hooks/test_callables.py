@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lit_async_data import AsyncDataModule, Normalize, prefetched
-from lit_async_data.engine.hooks.calls import StageTransform, takes_rng
+from lit_async_data.engine.hooks import StageTransform, takes_rng
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.errors import ConfigError
 from lit_async_data.testing import ArraySource
@@ -17,7 +17,7 @@ from lit_async_data.testing import ArraySource
 
 def test_what_a_reader_process_needs_of_hooks_imports_no_torch():
     program = (
-        "import sys, lit_async_data.engine.hooks.transformation, lit_async_data.engine.processes.__main__; "
+        "import sys, lit_async_data.engine.hooks, lit_async_data.engine.processes.reader_server; "
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -11,7 +11,7 @@ from support.sources.hooked_loaders import copied, drawing, hooked, read, source
 from support.sources.hooks import LENGTH, Rows, aged, explode, older
 
 from lit_async_data import AsyncLoader, SubsetSource
-from lit_async_data.engine.hooks.calls import BATCH_HOOK_KEYS, SAMPLE_HOOK_KEYS, KeyedGenerator
+from lit_async_data.engine.hooks import BATCH_HOOK_KEYS, SAMPLE_HOOK_KEYS, KeyedGenerator
 from lit_async_data.errors import ConfigError, TransformError
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.testing import ArraySource

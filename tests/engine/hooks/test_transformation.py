@@ -18,7 +18,7 @@ from support.sources.reader_sources import Numbers
 
 from lit_async_data import AsyncDataModule, ConcatSource, FieldSpec, HDF5Source, Normalize, StorageLayout
 from lit_async_data.batch.spec import BatchSpec
-from lit_async_data.engine.hooks.transformation import HostHooks
+from lit_async_data.engine.hooks import HostHooks
 from lit_async_data.errors import ConfigError, CorruptError, MemoryBudgetError, ReadError, TransformError
 from lit_async_data.sources.contract.user_code import states
 from lit_async_data.testing import ArraySource

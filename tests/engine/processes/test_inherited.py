@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, ImageFile
 
 from lit_async_data import AsyncLoader, DatasetSource, HDF5Source
-from lit_async_data.engine.processes.setup import Inherited, environment
+from lit_async_data.engine.processes.shared_memory import Inherited, environment
 
 pytestmark = pytest.mark.processes
 hdf5plugin = pytest.importorskip("hdf5plugin", reason="writes what these tests read")
@@ -79,7 +79,7 @@ def test_folders_of_plugins_are_passed_on(tmp_path):
 def test_a_process_without_h5py_and_pillow_imports_neither():
     program = """
 import pickle, sys
-from lit_async_data.engine.processes.setup import Inherited, environment
+from lit_async_data.engine.processes.shared_memory import Inherited, environment
 before = set(sys.modules)
 environment(), pickle.loads(pickle.dumps(Inherited(filters=True)))
 assert not {"h5py", "PIL"} & (set(sys.modules) - before)

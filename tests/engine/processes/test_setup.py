@@ -12,7 +12,7 @@ from support.processes import loader_of
 from support.sources.reader_sources import Numbers
 
 from lit_async_data import AsyncLoader
-from lit_async_data.engine.processes.shared_slots import SharedFile
+from lit_async_data.engine.processes.shared_memory import SharedFile
 from lit_async_data.errors import ConfigError, MemoryBudgetError
 
 pytestmark = pytest.mark.processes
@@ -62,6 +62,6 @@ def test_a_source_for_which_there_is_no_room_is_an_error_that_says_so(monkeypatc
 
 
 def test_a_source_of_large_arrays_goes_to_a_process_only_on_demand(monkeypatch):
-    monkeypatch.setattr("lit_async_data.engine.processes.setup.MOST_COPIED_BYTES", 100)
+    monkeypatch.setattr("lit_async_data.engine.processes.shared_memory.MOST_COPIED_BYTES", 100)
     assert loader_of(Numbers(), worker_kind="auto").footprint.workers.why.startswith("a copy of it takes ")
     assert loader_of(Numbers()).footprint.workers.kind == "process"

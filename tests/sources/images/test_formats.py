@@ -17,7 +17,7 @@ from support.files.pictures import KINDS, MODES, a_png, decoded, plainly, stored
 
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, SourceError
 from lit_async_data.sources.images import formats
-from lit_async_data.sources.images.image_shape import ImageShape
+from lit_async_data.sources.images.formats import ImageShape
 
 SIZE = (61, 90)
 

@@ -10,9 +10,8 @@ from support.files.pictures import DEEP, KINDS, MODES, decoded, exif, plainly, s
 
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
 from lit_async_data.sources.images import image as images
-from lit_async_data.sources.images.formats import mirrored
+from lit_async_data.sources.images.formats import ImageShape, mirrored
 from lit_async_data.sources.images.image import Alignment, Shown, write_resized
-from lit_async_data.sources.images.image_shape import ImageShape
 
 
 @pytest.mark.parametrize(("factor", "turned"), [(2, 1), *((4, turned) for turned in range(1, 9)), (8, 6)])

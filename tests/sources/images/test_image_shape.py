@@ -12,7 +12,7 @@ from support.files.pictures import draw_of
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import derived_keys
-from lit_async_data.sources.images.image_shape import RESIZES, ImageShape, crop_of, draws_of
+from lit_async_data.sources.images.formats import RESIZES, ImageShape, crop_of, draws_of
 
 SIDES = st.integers(1, 5000) | st.sampled_from([1, 2, 3, 2**16, 2**24 + 1])
 

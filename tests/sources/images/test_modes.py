@@ -15,7 +15,7 @@ from support.files.pictures import DEEP, MODES, a_png, decoded, exif, plainly, s
 from lit_async_data import AsyncLoader, LoaderOptions, ManifestSource, Normalize, ToFloat
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.sources.images import image as images
-from lit_async_data.sources.images.image_shape import ImageShape
+from lit_async_data.sources.images.formats import ImageShape
 
 # The first colours of PASCAL VOC's palette: as grey tones 0 38 75 113 15.
 VOC = [0, 0, 0, 128, 0, 0, 0, 128, 0, 128, 128, 0, 0, 0, 128]

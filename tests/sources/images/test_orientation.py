@@ -9,8 +9,7 @@ from PIL import PngImagePlugin
 from support.files.pictures import decoded, exif, plainly, stored
 
 from lit_async_data.sources.images import image as images
-from lit_async_data.sources.images.formats import orientation_of
-from lit_async_data.sources.images.image_shape import ImageShape
+from lit_async_data.sources.images.formats import ImageShape, orientation_of
 
 HELD = [
     *(("JPEG", turned, "Pillow") for turned in range(1, 9)),

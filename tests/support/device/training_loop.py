@@ -15,8 +15,7 @@ from lit_async_data.batch.spec import BatchLayout, BatchSpec, FieldSpec
 from lit_async_data.engine import resources
 from lit_async_data.engine.device import streams as device_streams
 from lit_async_data.engine.device.feeds import CopyFeed
-from lit_async_data.engine.device.queues import StreamQueue
-from lit_async_data.engine.device.transform import DeviceTransform
+from lit_async_data.engine.device.queues import DeviceTransform, StreamQueue
 from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.order.plan import BatchIndex, Schedule
 from support.plans import plan_of

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from lit_async_data.sources.images import image as images
-from lit_async_data.sources.images.image_shape import ImageShape, draws_of
+from lit_async_data.sources.images.formats import ImageShape, draws_of
 
 KINDS = {
     "jpeg": ("JPEG", {"quality": 90}),

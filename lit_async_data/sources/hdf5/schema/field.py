@@ -23,7 +23,7 @@ from lit_async_data.options import check_names, explains_names, flag, whole
 from lit_async_data.sources.files.files import Files
 from lit_async_data.sources.hdf5.storage.failures import h5py
 from lit_async_data.sources.hdf5.storage.open_file import refuse_external_link
-from lit_async_data.sources.images.image_shape import ImageOptions, ImageShape
+from lit_async_data.sources.images.formats import ImageOptions, ImageShape
 from lit_async_data.sources.local_files import folder_of, is_pattern, natural
 
 _INSTEAD = {

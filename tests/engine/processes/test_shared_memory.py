@@ -11,8 +11,8 @@ import pytest
 from support.processes import loader_of
 from support.sources.reader_sources import Numbers
 
-from lit_async_data.engine.processes import shared_slots
-from lit_async_data.engine.processes.shared_slots import HEAD_BYTES, SharedFile, SharedSlots
+from lit_async_data.engine.processes import shared_memory
+from lit_async_data.engine.processes.shared_memory import HEAD_BYTES, SharedFile, SharedSlots
 from lit_async_data.errors import MemoryBudgetError
 
 pytestmark = pytest.mark.processes
@@ -88,7 +88,7 @@ def test_memory_of_a_memfd_is_not_touched_before_it_is_used():
     [("/dev/shm", r"make /dev/shm larger \(docker run --shm-size=8g\)"), ("/nowhere", r"make room in \S+")],
 )
 def test_too_little_room_is_an_error_before_the_first_batch(monkeypatch, folder, advice):
-    monkeypatch.setattr(shared_slots, "FOLDER", folder)
+    monkeypatch.setattr(shared_memory, "FOLDER", folder)
     message = rf"refuses .*No space left.*{advice}, or set worker_kind=thread$"
     with loader_of(Numbers()) as loader, pytest.raises(MemoryBudgetError, match=message):
         next(loader)
@@ -107,7 +107,7 @@ def test_with_too_little_room_the_choice_is_no_process(caplog):
 
 def test_no_room_in_the_midst_of_zeros_gives_the_rest_back(monkeypatch):
     monkeypatch.delattr(os, "memfd_create")
-    monkeypatch.setattr(shared_slots, "_STEP", 4096)
+    monkeypatch.setattr(shared_memory, "_STEP", 4096)
     shared = SharedFile("x")
     shared.reach(4096)
     file = shared.file
