@@ -83,12 +83,6 @@ def fitting(key: str, value: object, shape: tuple[int, ...], dtype: np.dtype[Any
     return array
 
 
-def fitting_rows(key: str, value: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    array = with_rows(key, value, shape[0])
-    fitting(key, array[0], shape[1:], dtype)
-    return array
-
-
 def with_rows(key: object, value: object, count: int) -> Array:
     array = named_array(key, value)
     if array.shape[:1] != (count,):
@@ -610,6 +604,8 @@ def put_batch(calls: HookCalls, samples: Indices, made: Made, out: Mapping[str, 
         raise failure(calls.batch.where, calls.source, samples, other_keys(made, out))
     try:
         for key, array in out.items():
-            array[...] = fitting_rows(key, made[key], array.shape, array.dtype)
+            rows = with_rows(key, made[key], len(array))
+            fitting(key, rows[0], array.shape[1:], array.dtype)
+            array[...] = rows
     except UnfitError as error:
         raise failure(calls.batch.where, calls.source, samples, str(error)) from None

@@ -261,11 +261,7 @@ def check_statistics(statistics: Any, train: Sequence[Source], device_transform:
 
 
 def normalizing(
-    source: Source,
-    spec: BatchSpec,
-    given: Any,
-    cache_dir: str | os.PathLike[str] | None,
-    trainer: pl.Trainer | None,
+    source: Source, spec: BatchSpec, given: Any, cache_dir: str | os.PathLike[str] | None, trainer: pl.Trainer | None
 ) -> Normalize:
     """A `Normalize` of the fields that ``given`` names, or of one field. With a Trainer, all ranks call this."""
     known = {key: source.spec[name] for key, name in chosen_fields(source.spec, None).items()}

@@ -186,16 +186,9 @@ class EpochCursor:
             state = state._replace(epoch=state.epoch + 1)
         self.state = state
 
-    def restart(self) -> None:
-        self.state = self.state._replace(fresh=True)
-
     def resume(self, place: Place | None) -> None:
         """Let the next batch begin a pass, at this place if it is a pass over that epoch; None for the start."""
         self.state = self.state._replace(fresh=True, saved=place)
-
-    @property
-    def started(self) -> bool:
-        return not self.state.fresh
 
     @property
     def over(self) -> bool:

@@ -38,7 +38,7 @@ def test_the_next_key_is_the_one_predicted(steps, wanted):
     run(cursor, steps=steps)
     assert cursor.wanted == wanted
     if steps == 3:
-        cursor.restart()
+        cursor.state = cursor.state._replace(fresh=True)
     assert run(cursor, steps=1) == [wanted]
 
 
@@ -54,7 +54,7 @@ def names(cursor, epoch, rounds=1, steps=None):
     cursor.name_epoch(epoch)
     epochs = []
     for number in range(rounds):
-        cursor.restart()
+        cursor.state = cursor.state._replace(fresh=True)
         epochs.append(run(cursor, steps if number == rounds - 1 else None)[0][0])
     return epochs
 
@@ -75,7 +75,7 @@ def test_passes_that_begin_again_in_one_epoch_are_epochs_of_their_own():
     assert names(cursor, 0, rounds=2) == [0, 1]  # a new run
     cursor.set_epoch(1)
     assert [key[0] for key in run(cursor)] == []  # the pass goes on
-    cursor.restart()
+    cursor.state = cursor.state._replace(fresh=True)
     assert run(cursor) == whole(1)  # what a user names is exact
 
 

@@ -195,7 +195,7 @@ class AsyncLoader(BaseLoader):
         self._stop()
         self._release()
         self._take_recipe(dataclasses.replace(self._recipe, options=options))
-        self._cursor.restart()
+        self._restart()
         self._take_order(self._scheduled(self._wiring.schedule.seed))
 
     def __len__(self) -> int:
@@ -275,11 +275,8 @@ class AsyncLoader(BaseLoader):
         """
         if self._cursor.over:
             self._release()
-            self._cursor.restart()
+            self._restart()
         return self.__next__()
-
-    def _restart(self) -> None:
-        self._cursor.restart()
 
     def _left(self) -> Place:
         return self._cursor.place()
@@ -318,10 +315,6 @@ class AsyncLoader(BaseLoader):
         if self._cursor.state.fresh:
             self._follow(engine)
         return self._cursor.wanted
-
-    @property
-    def _started(self) -> bool:
-        return self._cursor.started
 
     # -- the place ---------------------------------------------------------------------------------------------------
 
@@ -489,9 +482,6 @@ class AsyncLoader(BaseLoader):
         with self._request():
             engine.queue.prefetch(self._wanted(engine))
         return engine
-
-    def _reconfigure(self) -> None:
-        self._stop()
 
     def _new_engine(self) -> Engine:
         self._check_ranks()

@@ -240,17 +240,17 @@ class BaseLoader(BatchIterator):
     @abc.abstractmethod
     def _new_engine(self) -> Engine: ...
 
-    @abc.abstractmethod
     def _reconfigure(self) -> None:
         """The device or the depth has changed."""
+        self._stop()
 
     @abc.abstractmethod
     def _take(self) -> Taken:
         """The next batch, and the place behind it, to which the caller moves."""
 
-    @abc.abstractmethod
     def _restart(self) -> None:
         """Have the next batch of the engine begin a pass."""
+        self._cursor.state = self._cursor.state._replace(fresh=True)
 
     @abc.abstractmethod
     def _left(self) -> Any:
@@ -266,9 +266,9 @@ class BaseLoader(BatchIterator):
         return False
 
     @property
-    @abc.abstractmethod
     def _started(self) -> bool:
         """Whether the pass has had its first batch."""
+        return not self._cursor.state.fresh
 
     @abc.abstractmethod
     def _prefetch(self, *, copy: bool = True) -> None:

@@ -19,15 +19,7 @@ import numpy as np
 from lit_async_data.batch.spec import MASK, RUN_BYTES, Array, BatchLayout, length_key, offsets_key
 from lit_async_data.engine.hooks import FIXED, INDEX, Transformation, failure
 from lit_async_data.engine.resources import ResourcePlan
-from lit_async_data.errors import (
-    AsyncDataError,
-    ChangedError,
-    ReadError,
-    SourceError,
-    TransformError,
-    batch_error,
-    few,
-)
+from lit_async_data.errors import AsyncDataError, ChangedError, ReadError, SourceError, TransformError, batch_error, few
 from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.permutation import Indices, derived_key, derived_keys
 from lit_async_data.order.plan import ALL, BatchIndex, EpochPlan, KeyedSamples, Schedule, Share, Shares, due

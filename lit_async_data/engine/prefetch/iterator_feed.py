@@ -254,11 +254,7 @@ class ReaderThread:
     """Reads an iterator ``depth`` batches ahead, or, with 0, in the consumer's thread. One consumer at a time."""
 
     def __init__(
-        self,
-        iterator: Iterator[Any],
-        prepare: Prepare,
-        depth: int,
-        note: Callable[[], Any] = lambda: None,
+        self, iterator: Iterator[Any], prepare: Prepare, depth: int, note: Callable[[], Any] = lambda: None
     ) -> None:
         self.iterator = iterator
         self._prepare = prepare
@@ -450,11 +446,7 @@ class IteratorFeed(Feed):
     """Batches of a loader, pass after pass, with its state after each batch that is read ahead."""
 
     def __init__(
-        self,
-        loader: Iterable[Any],
-        prepare: Prepare,
-        depth: int,
-        state: Callable[[], Any] | None = None,
+        self, loader: Iterable[Any], prepare: Prepare, depth: int, state: Callable[[], Any] | None = None
     ) -> None:
         self._loader = loader
         self._prepare = prepare

@@ -207,10 +207,6 @@ class PrefetchedLoader(BaseLoader):
     def device(self, device: torch.device | str) -> None:
         self._device = streams.checked_device(device)
 
-    @property
-    def _started(self) -> bool:
-        return not self._cursor.state.fresh
-
     def stop(self) -> None:
         """End the thread and free memory. The next batch begins a new pass; a pass that has begun is over."""
         self._restart()
@@ -304,9 +300,6 @@ class PrefetchedLoader(BaseLoader):
                 ready,
                 type(self.loader).__name__,
             )
-
-    def _restart(self) -> None:
-        self._cursor.state = self._cursor.state._replace(fresh=True)
 
     def _left(self) -> Any:
         return self._cursor.state.step

@@ -38,19 +38,24 @@ from lit_async_data.engine.pipeline.pipeline import (
 )
 from lit_async_data.engine.pipeline.sample_reader import ReadAround, ReaderSetup, is_of_a_sample
 from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline, reading_of
-from lit_async_data.engine.processes.messages import (
+from lit_async_data.engine.processes.shared_memory import (
     ASKED,
+    GENERATION,
     RENEWED,
     REPORT,
     REPORT_BYTES,
+    SETUP,
+    THREADS,
     Report,
     ReportKind,
+    SharedSlots,
     Task,
     Unplanned,
+    environment,
+    stored,
     unpacked_errors,
     unpacked_results,
 )
-from lit_async_data.engine.processes.shared_memory import GENERATION, SETUP, THREADS, SharedSlots, environment, stored
 from lit_async_data.engine.supervisor import FREED_S, ThreadWorker, all_ended
 from lit_async_data.errors import SourceError, WorkerError
 from lit_async_data.options import LoaderOptions
@@ -170,15 +175,12 @@ def close(channels: Sequence[Channel]) -> None:
 
 def _started(descriptors: Iterable[int], number: int) -> subprocess.Popen[bytes]:
     # The child finds modules where this process does. Without -P it would look in the working directory first.
-    variables = {
-        **environment(),
-        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-    }
+    variables = environment() | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     variables |= dict.fromkeys(ONE_THREAD, "1")
     # Several arenas of malloc hold more than is in use: 16 MiB of 138, where two threads decode gzip.
     variables.setdefault("MALLOC_ARENA_MAX", "1")
-    program = [sys.executable, "-P", "-m", "lit_async_data.engine.processes.reader_server"]
-    program += map(str, (os.getpid(), number, *descriptors))
+    code = "from lit_async_data.engine.processes.reader_server import main; main()"  # -m would make two modules of it
+    program = [sys.executable, "-P", "-c", code, *map(str, (os.getpid(), number, *descriptors))]
     # A process group of its own: Ctrl-C in a terminal does not reach it, even while it starts.
     return subprocess.Popen(  # noqa: S603  # our own program
         program, pass_fds=tuple(descriptors), env=variables, stdin=subprocess.DEVNULL, process_group=0
@@ -251,12 +253,7 @@ class ProcessPipeline(Pipeline):
     _not_forked = "its reader process does not serve it; build it in the child"
 
     def __init__(
-        self,
-        setup: ReaderSetup,
-        *,
-        pin: Callable[[Bytes], None] | None = None,
-        timeout_s: float,
-        restarts: int = 1,
+        self, setup: ReaderSetup, *, pin: Callable[[Bytes], None] | None = None, timeout_s: float, restarts: int = 1
     ) -> None:
         super().__init__(setup, timeout_s=timeout_s)
         self._workers, self._pin, self._restarts = setup.plan.workers, pin, restarts

@@ -1,8 +1,8 @@
-"""The program of a reader process, and `ReaderServer`: its threads, which carry out tasks.
+"""The program of a reader process, `main`, and `ReaderServer`: its threads, which carry out tasks.
 
-``python -m lit_async_data.engine.processes.reader_server PARENT NUMBER CONTROL LIFELINE REPORTS TASKS SETUP SLOTS``: a
-process id, the number of the process in its loader, and the descriptors of two sockets, two pipes and two files. The
-process ends with the control socket, with its parent and, on Linux, when the other end of the lifeline is closed.
+The arguments are the process id of the parent, the number of the process in its loader, and the descriptors of two
+sockets, two pipes and two files. The process ends with the control socket, with its parent and, on Linux, when the
+other end of the lifeline is closed.
 """
 
 from __future__ import annotations
@@ -27,24 +27,28 @@ from typing import NoReturn
 from lit_async_data.batch.spec import Array
 from lit_async_data.engine.pipeline.pipeline import ReadTask
 from lit_async_data.engine.pipeline.sample_reader import ReaderSetup
-from lit_async_data.engine.processes.messages import (
+from lit_async_data.engine.processes.shared_memory import (
     ASKED,
+    GENERATION,
+    SETUP,
     TASK_BYTES,
+    THREADS,
     Report,
     ReportKind,
     Reports,
+    SharedSlots,
     Task,
+    loaded,
     packed_errors,
     packed_results,
 )
-from lit_async_data.engine.processes.shared_memory import GENERATION, SETUP, THREADS, SharedSlots, loaded
 from lit_async_data.engine.supervisor import PREPARING, ThreadWorker, report_once
 from lit_async_data.errors import SourceError
 from lit_async_data.order.plan import BatchIndex, KeyedSamples
 from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.system import POLL_S
 
-log = logging.getLogger("lit_async_data.engine.processes.reader_server")  # as a program its name is __main__
+log = logging.getLogger(__name__)
 
 
 class LogToParent(logging.Handler):
@@ -191,8 +195,8 @@ IGNORED = (
 PR_SET_NAME = 15
 
 
-def main(arguments: list[str]) -> NoReturn:
-    parent, number, control_fd, lifeline, reports_fd, tasks, setup_fd, slots = map(int, arguments)
+def main() -> NoReturn:
+    parent, number, control_fd, lifeline, reports_fd, tasks, setup_fd, slots = map(int, sys.argv[1:])
     for ignored in IGNORED:
         signal.signal(ignored, signal.SIG_IGN)
     if hasattr(fcntl, "F_SETSIG"):
@@ -227,7 +231,3 @@ def main(arguments: list[str]) -> NoReturn:
         reports.send(Report(ReportKind.FAILED), packed_errors([(0, error)]))
     # Threads may be inside a read that does not return, and shared memory needs no clean-up.
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

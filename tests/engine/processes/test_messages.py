@@ -10,7 +10,7 @@ from support.processes import loader_of, running
 from support.sources import reader_sources as acts
 from support.sources.reader_sources import Numbers
 
-from lit_async_data.engine.processes.messages import REPORT, REPORT_BYTES, Report, ReportKind, Reports, Task
+from lit_async_data.engine.processes.shared_memory import REPORT, REPORT_BYTES, Report, ReportKind, Reports, Task
 from lit_async_data.errors import ReadError
 from lit_async_data.order.plan import BatchIndex, Limits, Share
 

@@ -28,8 +28,8 @@ from lit_async_data import Balanced, HDF5Source, StorageLayout
 from lit_async_data.engine import supervisor
 from lit_async_data.engine.device.feeds import CopyFeed
 from lit_async_data.engine.processes import pipeline as process_pipeline
-from lit_async_data.engine.processes.messages import Task
 from lit_async_data.engine.processes.pipeline import Channel, ProcessPipeline, pipeline_of
+from lit_async_data.engine.processes.shared_memory import Task
 from lit_async_data.engine.resources import WorkerTuner
 from lit_async_data.errors import ClosedError, WorkerError
 from lit_async_data.order.chunk_order import ChunkRun

@@ -12,9 +12,8 @@ from support.sources import reader_sources as acts
 from support.sources.reader_sources import Deadly, Numbers
 
 from lit_async_data import DatasetSource, HDF5Source
-from lit_async_data.engine.processes.messages import ReportKind
 from lit_async_data.engine.processes.reader_server import ReaderServer
-from lit_async_data.engine.processes.shared_memory import THREADS
+from lit_async_data.engine.processes.shared_memory import THREADS, ReportKind
 from lit_async_data.errors import TransformError, WorkerError
 
 pytestmark = pytest.mark.processes
