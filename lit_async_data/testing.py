@@ -52,17 +52,14 @@ class ArraySource(Source):
 
     @property
     def spec(self) -> BatchSpec:
-        """Shapes and dtypes of the arrays."""
         return self._spec
 
     @property
     def chunks(self) -> StorageLayout:
-        """The ``chunks`` given to the constructor."""
         return self._chunks
 
     @property
     def parts(self) -> Sequence[Part]:
-        """The parts given to the constructor."""
         return self._parts or super().parts
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:

@@ -559,7 +559,6 @@ class Transformation:
             CLOCK.transformed(time.perf_counter() - locked)
 
     def check(self, keyed: KeyedSamples, read: ReadInto) -> None:
-        """Read a sample, and call ``sample_transform``."""
         values = self._spec.empty(1)
         read(values)
         if self._calls.sample is not None:

@@ -52,11 +52,9 @@ def allocated(nbytes: int, *, pinned: bool) -> Bytes:
     try:
         return np.frombuffer(system.private_memory(nbytes), np.uint8)
     except OSError as error:
-        raise MemoryBudgetError(
-            f"the system refuses {readable(nbytes)} for a slot ({error.strerror}); set a smaller "
-            "batch_size or queue_depth, or a higher limit (ulimit -v)",
-            "memory_budget",
-        ) from error
+        ways = "set a smaller batch_size or queue_depth, or a higher limit (ulimit -v)"
+        what = f"the system refuses {readable(nbytes)} for a slot ({error.strerror}); {ways}"
+        raise MemoryBudgetError(what, "memory_budget") from error
 
 
 def pinned_bytes(nbytes: int) -> int:
@@ -137,11 +135,9 @@ class Budget:
         if self.total > self.limit:
             smaller = ["batch_size or queue_depth"] + ["shuffle_chunks"] * (self.decoded > 0)
             smaller += ["cache_bytes"] * (self.cache > 0)
-            raise MemoryBudgetError(
-                f"{self._parts} need {self.total} bytes ({readable(self.total)}), over the budget of "
-                f"{self.limit} ({readable(self.limit)}); set a smaller {', '.join(smaller)}, or raise it",
-                "memory_budget",
-            )
+            limit = f"{self.limit} ({readable(self.limit)}); set a smaller {', '.join(smaller)}, or raise it"
+            what = f"{self._parts} need {self.total} bytes ({readable(self.total)}), over the budget of {limit}"
+            raise MemoryBudgetError(what, "memory_budget")
 
     def __str__(self) -> str:
         return f"{self._parts} = {readable(self.total)}, of at most {readable(self.limit)}"
@@ -398,7 +394,12 @@ class Wanted:
     def coalesced(self, plan: ResourcePlan) -> ResourcePlan:
         workers, budget = plan.workers, plan.budget
         whole = self.hooks is not None and self.hooks.takes_batches
-        if whole or not self.ahead or plan.layout.alone or not self._coalesces(workers):
+        reading = self.source.chunks.reading
+        suits = reading not in ("locked", "python")
+        if not workers.threads:
+            # The loop waits for all batches that are read together, but a copy takes less time than the shared calls.
+            suits = reading == "copied" and self.hooks is None
+        if whole or not self.ahead or plan.layout.alone or not suits:
             return plan
         # Room for the slots, their scratch memory and the chunks that are decoded for them.
         room = int(COALESCED_SHARE * (self.limit - budget.decoded - budget.cache)) + budget.total
@@ -410,13 +411,6 @@ class Wanted:
             batches -= 1
             plan = self.planned(workers, batches)
         return plan
-
-    def _coalesces(self, workers: Workers) -> bool:
-        reading = self.source.chunks.reading
-        if not workers.threads:
-            # The loop waits for all batches that are read together, but a copy takes less time than the shared calls.
-            return reading == "copied" and self.hooks is None
-        return reading not in ("locked", "python")
 
     def planned(self, workers: Workers, batches: int) -> ResourcePlan:
         """The plan for workers that read ``batches`` batches together, without the memory of files read ahead."""

@@ -197,11 +197,8 @@ class DevicePrefetcher(pl.Callback):
         overfit: Any = trainer  # no type checker sees its overfit_batches
         shuffled = any(isinstance(each, AsyncLoader) and each.order.decks.shuffle != "none" for each in self._active)
         if overfit.overfit_batches > 0 and shuffled:
-            print_line(
-                "overfit_batches takes other batches in each epoch, since the options of an AsyncLoader ask for a "
-                "shuffle or weights; leave them out",
-                logging.WARNING,
-            )
+            why = "since the options of an AsyncLoader ask for a shuffle or weights; leave them out"
+            print_line(f"overfit_batches takes other batches in each epoch, {why}", logging.WARNING)
         if not self._active:
             print_line(
                 "DevicePrefetcher: training uses neither an AsyncLoader nor a DataLoader of torch, so nothing is "

@@ -48,20 +48,15 @@ class Buckets:
         longest = int(known.argmax())
         named = ids(np.array([longest]))[0]
         if known[longest] > bounds[-1]:
-            raise ConfigError(
-                f"sample {named} has length {known[longest]}, and the last bucket ends at {bounds[-1]}; "
-                f"end with {known[longest]}, or leave the sample out by exclude",
-                "buckets",
-            )
+            what = f"sample {named} has length {known[longest]}, and the last bucket ends at {bounds[-1]}"
+            raise ConfigError(f"{what}; end with {known[longest]}, or leave the sample out by exclude", "buckets")
         bounds = np.maximum(bounds[: np.searchsorted(bounds, known[longest]) + 1], 1)
         sizes = np.full(len(bounds), batch_size)
         if elements is not None:
             if bounds[-1] > elements:
-                raise ConfigError(
-                    f"sample {named} alone takes {bounds[-1]} elements, padded to its bucket, and a "
-                    f"batch may have {elements}; raise batch_elements, or leave the sample out by exclude",
-                    "batch_elements",
-                )
+                what = f"sample {named} alone takes {bounds[-1]} elements, padded to its bucket, and a batch may have"
+                ways = "raise batch_elements, or leave the sample out by exclude"
+                raise ConfigError(f"{what} {elements}; {ways}", "batch_elements")
             sizes = np.minimum(sizes, elements // bounds)
         return cls(known, bounds, sizes)
 

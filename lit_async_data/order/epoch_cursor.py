@@ -80,10 +80,8 @@ class OrderState:
         """The inverse of `to_dict`, also after JSON or YAML."""
         version = given.get("version") if isinstance(given, Mapping) else None
         if isinstance(version, int) and version > VERSION:
-            raise ResumeError(
-                f"the saved place has version {version}, and this lit_async_data reads versions up to {VERSION}; "
-                "resume with the version that wrote it, or a later one"
-            )
+            what = f"the saved place has version {version}, and this lit_async_data reads versions up to {VERSION}"
+            raise ResumeError(f"{what}; resume with the version that wrote it, or a later one")
         with contextlib.suppress(KeyError, TypeError, ValueError):
             given = {"ahead": 0, **given}
             values: dict[str, Any] = {field.name: given[field.name] for field in dataclasses.fields(cls)}

@@ -69,11 +69,9 @@ class EpochPlan:
         step = self.batch_size * self.world_size
         if self.drop_last and self.remaining < step:
             ranks = f" × {self.world_size} ranks = {step}" if self.world_size > 1 else ""
-            raise ConfigError(
-                f"{self.batch_size}{ranks} is more than the {self.remaining} samples, and drop_last drops "
-                "samples that do not fill a step; set drop_last=false or a smaller batch_size",
-                "batch_size",
-            )
+            what = "drop_last drops samples that do not fill a step; set drop_last=false or a smaller batch_size"
+            more = f"{self.batch_size}{ranks} is more than the {self.remaining} samples"
+            raise ConfigError(f"{more}, and {what}", "batch_size")
 
     def _check_ranks(self) -> None:
         if self.world_size < 1:
@@ -83,10 +81,8 @@ class EpochPlan:
                 f"{self.rank} is not one of {self.world_size} ranks; give one from 0 to {self.world_size - 1}", "rank"
             )
         if self.remaining < self.world_size:
-            raise ConfigError(
-                f"{self.remaining} samples cannot be shared by {self.world_size} ranks: each needs at least one; "
-                f"start at most {max(self.remaining, 1)} ranks"
-            )
+            what = f"{self.remaining} samples cannot be shared by {self.world_size} ranks: each needs at least one"
+            raise ConfigError(f"{what}; start at most {max(self.remaining, 1)} ranks")
 
     @functools.cached_property
     def deck(self) -> Deck:
@@ -421,11 +417,8 @@ class LengthPlan(EpochPlan):
     def __post_init__(self) -> None:
         self._check_ranks()
         if not len(self):
-            raise ConfigError(
-                f"there are too few batches for {self.world_size} ranks, and drop_last drops batches that "
-                "do not fill a step; set drop_last=false, or smaller batches",
-                "batch_by",
-            )
+            what = "drop_last drops batches that do not fill a step; set drop_last=false, or smaller batches"
+            raise ConfigError(f"there are too few batches for {self.world_size} ranks, and {what}", "batch_by")
 
     @functools.cached_property
     def _edges(self) -> Indices:

@@ -52,17 +52,11 @@ class SampleClasses(NamedTuple):
         elif array.dtype.kind == "f":
             missing = np.flatnonzero(np.isnan(array))
             which = f" (sample {missing[0]} has NaN)" if missing.size else ""
-            raise ConfigError(
-                f"the labels are {array.dtype} numbers{which}, which seldom name classes; "
-                f"convert them to whole numbers or text, or leave {option} out",
-                option,
-            )
+            what = f"the labels are {array.dtype} numbers{which}, which seldom name classes"
+            raise ConfigError(f"{what}; convert them to whole numbers or text, or leave {option} out", option)
         elif array.dtype.kind not in "iubSUT" and not (_all(str, array) or _all(bytes, array)):
-            raise ConfigError(
-                f"the labels are of type {array.dtype}, not whole numbers, booleans or text; choose another "
-                f"field, or leave {option} out",
-                option,
-            )
+            what = f"the labels are of type {array.dtype}, not whole numbers, booleans or text"
+            raise ConfigError(f"{what}; choose another field, or leave {option} out", option)
         else:
             samples = np.flatnonzero(array != IGNORED) if array.dtype.kind == "i" else np.arange(len(array))
             is_text, labels = array.dtype.kind not in "iub", array[samples]
@@ -140,9 +134,8 @@ class Weights:
             return cached[1]
         layout = ChunkExtents(runs)
         if layout.length != self.samples:
-            raise ConfigError(
-                f"there are {self.samples} for {layout.length} samples; give one for each sample", "weights"
-            )
+            what = f"there are {self.samples} for {layout.length} samples; give one for each sample"
+            raise ConfigError(what, "weights")
         firsts, rows = layout.extents(np.arange(layout.chunks))
         sums = self.edges[firsts + rows] - self.edges[firsts]
         nonzero = sums > 0

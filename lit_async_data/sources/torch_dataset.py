@@ -243,11 +243,9 @@ class DatasetSource(Source):
         except Exception as error:
             raise _read_error(call, numbers[0], error) from error
         if isinstance(returned, Mapping | str) or len(samples) != len(numbers):
-            raise FormatError(
-                f"{call} returned a {type(returned).__name__} of {len(samples)} for {len(numbers)} sample numbers; "
-                "return a list of one sample per number, in their order",
-                sample_id=numbers[0],
-            )
+            what = f"returned a {type(returned).__name__} of {len(samples)} for {len(numbers)} sample numbers"
+            ways = "return a list of one sample per number, in their order"
+            raise FormatError(f"{call} {what}; {ways}", sample_id=numbers[0])
         return samples
 
     # -- returned samples -----------------------------------------------------------------------------------------

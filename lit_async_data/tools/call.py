@@ -123,7 +123,6 @@ def add_source_arguments(parser: argparse.ArgumentParser, given: Mapping[str, An
 
 
 def access(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of `ACCESS` that are given."""
     return {name: value for name in ACCESS if (value := getattr(arguments, name)) is not None}
 
 

@@ -99,18 +99,13 @@ class DeviceTransform:
             error.add_note(f"{self.where}: no memory for batch {key.step} of epoch {key.epoch}")
             raise
         except Exception as error:
-            raise TransformError(
-                f"{self.where}: failed on batch {key.step} of epoch {key.epoch}: {type(error).__name__}: {error}",
-                stage="transform",
-            ) from error
+            what = f"failed on batch {key.step} of epoch {key.epoch}: {type(error).__name__}: {error}"
+            raise TransformError(f"{self.where}: {what}", stage="transform") from error
         if (made is None and batch is not None) or inspect.iscoroutine(made) or inspect.isgenerator(made):
             # Lightning skips a batch that is None without a word: nothing would be trained.
             what = "None" if made is None else f"a {type(made).__name__}"
-            raise TransformError(
-                f"{self.where}: returned {what} for batch {key.step} of epoch {key.epoch}; return the batch "
-                "to hand out",
-                stage="transform",
-            )
+            what = f"returned {what} for batch {key.step} of epoch {key.epoch}; return the batch to hand out"
+            raise TransformError(f"{self.where}: {what}", stage="transform")
         return made
 
     def _transformed(self, batch: Batch, key: BatchIndex) -> Batch:
@@ -239,7 +234,6 @@ class InlineQueue:
             self.take = self.feed.lend  # type: ignore[method-assign]  # saves a call for each batch
 
     def take(self, key: BatchIndex) -> Batch:
-        """A batch on its device, waiting for it."""
         assert self._transform is not None
         batch = self.feed.lend(key)
         began = time.perf_counter()

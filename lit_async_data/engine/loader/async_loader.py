@@ -379,12 +379,9 @@ class AsyncLoader(BaseLoader):
         distributed = torch.distributed
         ranks = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
         if ranks > 1 and not self._recipe.is_ranked:
-            raise ConfigError(
-                f"{ranks} ranks would all read the same samples; write AsyncLoader(…, "
-                "rank=torch.distributed.get_rank(), world_size=torch.distributed.get_world_size()), or world_size=1 if "
-                "each is to read all of them",
-                "world_size",
-            )
+            ways = "rank=torch.distributed.get_rank(), world_size=torch.distributed.get_world_size()), or world_size=1 "
+            what = f"{ranks} ranks would all read the same samples; write AsyncLoader(…, {ways}if each is to read all"
+            raise ConfigError(f"{what} of them", "world_size")
 
     def _take_seed(self, seed: int) -> None:
         """Use a seed, unless the options have one. Drops the batches that were read ahead."""
@@ -553,11 +550,9 @@ class AsyncLoader(BaseLoader):
         """Read without a reader process, or raise an error if the user has asked for one."""
         name, why = self.source.name, self._recipe.hooks.unpicklable or str(error)
         if self.options.worker_kind == "process":
-            raise ConfigError(
-                f"{name} cannot go to a reader process: {why}; leave that out in __getstate__, or "
-                "set worker_kind=thread",
-                "worker_kind",
-            ) from error.__cause__
+            what = f"{name} cannot go to a reader process: {why}"
+            ways = "leave that out in __getstate__, or set worker_kind=thread"
+            raise ConfigError(f"{what}; {ways}", "worker_kind") from error.__cause__
         self._refusal = why
         self._plans.clear()
 

@@ -262,7 +262,6 @@ class BaseLoader(BatchIterator):
 
     @property
     def _epoch_is_named(self) -> bool:
-        """Whether the epoch of the next pass is named."""
         return False
 
     @property

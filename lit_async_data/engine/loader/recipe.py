@@ -182,11 +182,9 @@ def _given_weights(source: Source, given: Any) -> Any:
     if isinstance(given, str):
         return values_of(source, given, "weights")
     if isinstance(source, SubsetSource) and np.shape(given) == (len(source.source),) != (len(source),):
-        raise ConfigError(
-            f"there are {len(source.source)}, one for each sample before the split, and this side has "
-            f"{len(source)} samples; give the side's: sides = split(source, …), then weights[sides['train'].samples]",
-            "weights",
-        )
+        what = f"there are {len(source.source)}, one for each sample before the split, and this side has {len(source)}"
+        ways = "give the side's: sides = split(source, …), then weights[sides['train'].samples]"
+        raise ConfigError(f"{what} samples; {ways}", "weights")
     return given
 
 
@@ -200,19 +198,15 @@ def _buckets(source: Source, options: LoaderOptions) -> Buckets | None:
         lengths = values_of(source, length_key(lengths) if lengths in ragged else lengths, "batch_by")
     lengths = np.asarray(lengths)
     if len(lengths) != len(source) or lengths.dtype.kind not in "iu" or lengths.min() < 0:
-        raise ConfigError(
-            f"{lengths.dtype} of shape {lengths.shape} are not the lengths of the {len(source)} samples; "
-            "give a whole number for each, or the key of a field of variable length",
-            "batch_by",
-        )
+        what = f"{lengths.dtype} of shape {lengths.shape} are not the lengths of the {len(source)} samples"
+        ways = "give a whole number for each, or the key of a field of variable length"
+        raise ConfigError(f"{what}; {ways}", "batch_by")
     for key in ragged:
         if not np.array_equal(values_of(source, length_key(key), "batch_by"), lengths):
             joined, without = fields[key].concat, "" if fields[key].concat else " and padding too, by ragged='concat'"
-            raise ConfigError(
-                f"samples of {key} have other lengths than these; pad {key} to one length, by Field(…, "
-                f"max_length=…){' without ragged' * joined}, or leave batch_by out{without}",
-                "batch_by",
-            )
+            ways = f"by Field(…, max_length=…){' without ragged' * joined}, or leave batch_by out{without}"
+            what = f"samples of {key} have other lengths than these; pad {key} to one length, {ways}"
+            raise ConfigError(what, "batch_by")
     return Buckets.of(lengths, options.batch_size, options.batch_elements, options.buckets, source.ids)
 
 

@@ -113,11 +113,11 @@ def chosen_fields(spec: BatchSpec, fields: Any) -> dict[Any, str]:
         raise ConfigError(what, "fields")
     for key in () if fields is None else listed:
         if key not in keys:
-            raise ConfigError(
-                f"{key!r} is not one of {', '.join(map(repr, keys))}, the fields of real numbers; the texts of "
-                f"a column are counted by numpy.unique(source.column({key!r}), return_counts=True)",
-                "fields",
+            ways = f"a column are counted by numpy.unique(source.column({key!r}), return_counts=True)"
+            what = (
+                f"{key!r} is not one of {', '.join(map(repr, keys))}, the fields of real numbers; the texts of {ways}"
             )
+            raise ConfigError(what, "fields")
     return keys if fields is None else {key: keys[key] for key in listed}
 
 

@@ -196,7 +196,6 @@ class AroundBadSamples:
         self._deadly, self._trying = deadly, trying
 
     def knows(self, samples: Indices) -> bool:
-        """Whether some of these samples are known to be bad."""
         for sample in (self._deadly[self._deadly > 0] - 1).tolist():
             self._bad.setdefault(sample, SourceError("reader processes ended while they read it", sample_id=sample))
         return bool(self._bad) and not self._bad.keys().isdisjoint(samples.tolist())

@@ -297,8 +297,7 @@ class PrefetchedLoader(BaseLoader):
             log.warning(
                 "%d batches that were read ahead of %s are dropped: an iterator goes on behind them; device_depth=0 "
                 "reads none ahead",
-                ready,
-                type(self.loader).__name__,
+                *(ready, type(self.loader).__name__),
             )
 
     def _left(self) -> Any:
@@ -546,15 +545,12 @@ def prefetched(
         <closed PrefetchedLoader of DataLoader, device=cpu, device_depth=2>
     """
     if isinstance(loader, AsyncLoader | PrefetchedLoader):
-        raise ConfigError(
-            f"prefetched(loader): {type(loader).__name__} prefetches by itself; set its device and device_depth"
-        )
+        what = f"{type(loader).__name__} prefetches by itself; set its device and device_depth"
+        raise ConfigError(f"prefetched(loader): {what}")
     given: object = loader  # its declared type excludes a source
     if isinstance(given, Source):
-        raise ConfigError(
-            f"prefetched(loader): {loader!r} is a source, not a loader; write AsyncLoader(source, "
-            "LoaderOptions(batch_size=64)), which reads batches of its samples ahead"
-        )
+        ways = "write AsyncLoader(source, LoaderOptions(batch_size=64)), which reads batches of its samples ahead"
+        raise ConfigError(f"prefetched(loader): {loader!r} is a source, not a loader; {ways}")
     if not hasattr(type(loader), "__iter__") and not hasattr(type(loader), "__getitem__"):
         raise ConfigError(f"prefetched(loader): {loader!r} cannot be iterated over; give it a DataLoader, for instance")
     check_callable("device_transform", device_transform)

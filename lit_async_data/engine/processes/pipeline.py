@@ -426,7 +426,9 @@ class ProcessPipeline(Pipeline):
                 self._tuner.stay(self._dealing)
             self._close_unused()
             return
-        bad = [self._condemned(reader, task) for task in begun]
+        # Whether a sample that was read by itself ended the process, and is bad from now on.
+        alone = [task.around and task.deaths >= self._restarts > 0 for task in begun]
+        bad = [each and self._memory.condemn(reader.number) for each in alone]
         self._memory.tried(reader.number)[0] = 0
         if begun:
             self._memory.now[THREADS] = 1
@@ -445,10 +447,6 @@ class ProcessPipeline(Pipeline):
             else:
                 self._read_again(reader, task._replace(deaths=task.deaths + 1), named)
         self._set_threads()
-
-    def _condemned(self, reader: _Reader, task: Task) -> bool:
-        """Whether a sample that was read by itself ended the process, and is bad from now on."""
-        return task.around and task.deaths >= self._restarts > 0 and self._memory.condemn(reader.number)
 
     def _read_again(self, reader: _Reader, task: Task, error: WorkerError) -> None:
         filling = self._filling[task.slot]

@@ -283,11 +283,9 @@ class SharedSlots:
         try:
             yield
         except OSError as error:
-            raise MemoryBudgetError(
-                f"the system refuses {readable(nbytes)} for {what} ({error.strerror}); "
-                f"{ADVICE.get(error.errno or 0, self._created.advice())}",
-                "memory_budget",
-            ) from error
+            what = f"the system refuses {readable(nbytes)} for {what} ({error.strerror})"
+            advice = ADVICE.get(error.errno or 0, self._created.advice())
+            raise MemoryBudgetError(f"{what}; {advice}", "memory_budget") from error
 
     def slot(self, number: int) -> Bytes:
         if number >= len(self._slots):
@@ -357,11 +355,8 @@ def stored(setup: ReaderSetup) -> io.FileIO:
                 buffered.write(piece)
     except OSError as error:
         shared.file.close()
-        raise MemoryBudgetError(
-            f"the system refuses {readable(sum(map(len, pieces)))} for a copy of the source "
-            f"({error.strerror}); {shared.advice()}",
-            "memory_budget",
-        ) from error
+        what = f"the system refuses {readable(sum(map(len, pieces)))} for a copy of the source ({error.strerror})"
+        raise MemoryBudgetError(f"{what}; {shared.advice()}", "memory_budget") from error
     return shared.file
 
 

@@ -475,7 +475,9 @@ def _listed_groups(given: Any, groups: Any, by: Any) -> dict[str, Sequence[Any]]
     if wrong := [name for name in sides if not isinstance(name, str) or not name]:
         raise ConfigError(f"{wrong[0]!r} is not the name of a side; use text", "split")
     lists: dict[str, Sequence[Any]] = {
-        name: np.asarray(each, object).ravel().tolist() for name, each in sides.items() if _is_list(each)
+        name: np.asarray(each, object).ravel().tolist()
+        for name, each in sides.items()
+        if isinstance(each, Sequence | np.ndarray) and not isinstance(each, str | bytes)
     }
     if not lists:
         if by is not None and sides:
@@ -495,10 +497,6 @@ def _listed_groups(given: Any, groups: Any, by: Any) -> dict[str, Sequence[Any]]
 
 def _is_time(groups: Any) -> TypeGuard[str]:
     return isinstance(groups, str) and groups.removeprefix(RULE) == "time"
-
-
-def _is_list(given: Any) -> bool:
-    return isinstance(given, Sequence | np.ndarray) and not isinstance(given, str | bytes)
 
 
 def upper_edges(fractions: Any) -> npt.NDArray[np.float64]:

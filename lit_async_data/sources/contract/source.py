@@ -428,11 +428,8 @@ class Source(abc.ABC):
         fields = self.spec.fields
         flat = [key for key, field in fields.items() if math.prod(field.shape) == 1]
         if name not in flat:
-            raise MissingError(
-                f"{self.name}: no field {name!r} with one value per sample; fields with one value per sample: "
-                f"{', '.join(flat) or 'none'}",
-                dataset=name,
-            )
+            listed = f"fields with one value per sample: {', '.join(flat) or 'none'}"
+            raise MissingError(f"{self.name}: no field {name!r} with one value per sample; {listed}", dataset=name)
         return read_all(self, name).reshape(-1)
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
