@@ -41,7 +41,7 @@ COLLECTED_BYTES = 4 * 2**20  # of samples that are collected before they are cop
 MOST_BYTES = 2**28  # of a pickle that is kept; arrays and tensors are not copied, and do not count
 GRAIN = 32768  # elements from which on torch copies in its thread pool, which the training step needs
 ALTERNATIVE = "prefetched(loader) takes a DataLoader of your own for such batches"
-# Separate the random numbers of samples and of ``set_epoch``; other keys follow in `calls.py`.
+# Separate the random numbers of samples and of ``set_epoch``; other keys follow in `engine/hooks.py`.
 SAMPLE_KEYS, EPOCH_KEYS = 0, 1
 _LABELS = "classes", "targets", "target_transform"  # attributes
 
