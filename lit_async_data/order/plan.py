@@ -69,9 +69,9 @@ class EpochPlan:
         step = self.batch_size * self.world_size
         if self.drop_last and self.remaining < step:
             ranks = f" × {self.world_size} ranks = {step}" if self.world_size > 1 else ""
-            what = "drop_last drops samples that do not fill a step; set drop_last=false or a smaller batch_size"
+            what = "and drop_last drops samples that do not fill a step; set drop_last=false or a smaller batch_size"
             more = f"{self.batch_size}{ranks} is more than the {self.remaining} samples"
-            raise ConfigError(f"{more}, and {what}", "batch_size")
+            raise ConfigError(f"{more}, {what}", "batch_size")
 
     def _check_ranks(self) -> None:
         if self.world_size < 1:
