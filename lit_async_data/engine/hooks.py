@@ -603,7 +603,7 @@ def put_batch(calls: HookCalls, samples: Indices, made: Made, out: Mapping[str, 
         raise failure(calls.batch.where, calls.source, samples, other_keys(made, out))
     try:
         for key, array in out.items():
-            rows = with_rows(key, made[key], len(array))
+            rows = with_rows(key, made[key], array.shape[0])
             fitting(key, rows[0], array.shape[1:], array.dtype)
             array[...] = rows
     except UnfitError as error:
