@@ -20,7 +20,7 @@ class AsyncDataError(Exception):
         stage: The step that failed: ``"read"``, ``"transform"``, ``"copy"``, …
         worker: Number of the worker in which it failed.
 
-    All arguments but ``place`` are also attributes; unknown ones are None.
+    All arguments but ``place``, and the ``span`` of bytes that did not come, are attributes; unknown ones are None.
 
     Example:
         >>> error = ReadError("short read", place="scan.h5:/data[7]", file="scan.h5", row=7)
@@ -41,6 +41,7 @@ class AsyncDataError(Exception):
         worker: int | None = None,
     ) -> None:
         super().__init__(f"{place}: {message}" if place else message)
+        self.span: tuple[int, int] | None = None  # of a remote file
         self.message, self.stage, self.worker = message, stage, worker
         self.file, self.dataset, self.row, self.sample_id = file, dataset, row, sample_id
 

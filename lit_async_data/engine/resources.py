@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import math
 import os
 import sys
 import time
@@ -483,9 +484,38 @@ def amplified(shuffle: Order, times: float, rows: int) -> str:
     )
 
 
+def batches_ahead(source: Source, order: EpochPlan, together: int) -> int:
+    """Batches whose files are fetched at a time, if ``together`` batches are read into a slot."""
+    batches = AHEAD + together
+    if source.chunks.remote:  # two groups of chunks, since the next one is decoded before its first batch is read
+        group = max((order.length / each.groups for each in order.deck.chunk_orders), default=0)
+        batches += max(math.ceil(2 * group / (order.batch_size * order.world_size)), REMOTE_AHEAD)
+    return batches
+
+
+def fetched_twice(source: Source, footprint: ResourcePlan, order: EpochPlan) -> Iterator[str]:
+    """A warning if the memory for remote files has no room for twice what is fetched ahead."""
+    remote, widths = source.chunks.remote, [each.width for each in order.deck.chunk_orders]
+    if remote is None or remote.room is None:
+        return
+    # Ranks share the chunks of a group, as far as they can; in another order, each sample brings all of its block.
+    shared = [order.world_size // math.gcd(width, order.world_size) for width in widths]
+    whole = max((run.rows for run in source.chunks.runs), default=1) if order.decks.shuffle == "global" else 1
+    samples = 2 * batches_ahead(source, order, footprint.layout.batches) * order.batch_size
+    needed = min(math.ceil(samples * max(shared, default=whole) * remote.nbytes / len(source)), remote.nbytes)
+    if remote.room < needed:
+        cure = f"cache={remote.folder or 'FOLDER'} with a cache_limit that has room for all files"
+        yield (
+            f"{source.name}: parts of files are dropped before they are used, and fetched again and again, since "
+            f"{remote.room} bytes stay in memory, and the order needs {needed}; set "
+            f"{'' if remote.folder else f'cache_limit={needed}, '}smaller shuffle_chunks or batch_size, or {cure}"
+        )
+
+
 def slow(
     source: Source, options: LoaderOptions, footprint: ResourcePlan, order: EpochPlan, *, ahead: bool
 ) -> Iterator[str]:
+    yield from fetched_twice(source, footprint, order)
     if footprint.workers.kind == "caller" and options.workers == "auto" and ahead:
         yield (
             f"workers=auto reads each batch of {source.name} when it is asked for, since Python code per sample "

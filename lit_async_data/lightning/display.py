@@ -187,7 +187,8 @@ def _network(remote: Remote | None) -> list[str]:
     if remote is None:
         return []
     fetched = f"{readable(remote.nbytes)} by " if remote.nbytes else ""
-    room = f"{remote.folder} keeps them" if remote.folder else "cache=FOLDER would keep them for the next epoch"
+    keeps = "keeps them" if remote.room is None else "has no room for all of them"
+    room = f"{remote.folder} {keeps}" if remote.folder else "cache=FOLDER would keep them for the next epoch"
     return [f"network: {fetched}about {remote.requests:,} requests in an epoch; {room}"]
 
 

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import functools
 import logging
-import math
 import operator
 import time
 import types
@@ -28,7 +27,7 @@ from lit_async_data.engine.pipeline.pipeline import Pipeline
 from lit_async_data.engine.pipeline.sample_reader import Ahead, AroundBadSamples, ReadAround, ReaderSetup, SampleReader
 from lit_async_data.engine.processes.pipeline import pipeline_of
 from lit_async_data.engine.processes.shared_memory import check
-from lit_async_data.engine.resources import AHEAD, REMOTE_AHEAD, ResourcePlan, Wanted, slow
+from lit_async_data.engine.resources import ResourcePlan, Wanted, batches_ahead, slow
 from lit_async_data.errors import ConfigError, MemoryBudgetError, ReadError, SourceError, TransformError
 from lit_async_data.options import MAX_SEED, OF_LOADER, LoaderOptions, explains_names, lightning_seed
 from lit_async_data.order.epoch_cursor import CursorState, EpochCursor, Place
@@ -522,10 +521,7 @@ class AsyncLoader(BaseLoader):
         around = None
         if options.on_error != "raise":
             around = AroundBadSamples(read, options.on_error, self._wiring.quarantine.known)
-        batches = AHEAD + plan.layout.batches
-        if source.chunks.remote:  # two groups of chunks, since the next one is decoded before its first batch is read
-            group = max((self.order.length / each.groups for each in self.order.deck.chunk_orders), default=0)
-            batches += max(math.ceil(2 * group / (self.order.batch_size * self.order.world_size)), REMOTE_AHEAD)
+        batches = batches_ahead(source, self.order, plan.layout.batches)
         ahead = Ahead(source, batches, plan.shares) if source.chunks.ahead else None
         return ReaderSetup(read, self._cursor.schedule, plan, ahead, around)
 

@@ -372,7 +372,7 @@ class SubsetSource(ComposedSource):
             share = here / everywhere
         if remote := whole.remote:
             nbytes, requests = (math.ceil(min(share, 1) * each) for each in remote[:2])
-            remote = contract.Remote(nbytes, requests, remote.folder)
+            remote = remote._replace(nbytes=nbytes, requests=requests)
         return dataclasses.replace(whole, runs=runs, order=order, remote=remote)
 
     def _routed(self, samples: Indices) -> Iterator[tuple[int, slice, Indices]]:

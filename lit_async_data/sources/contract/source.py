@@ -44,19 +44,22 @@ class Remote(NamedTuple):
         nbytes: Bytes, if they are known.
         requests: About as many requests.
         folder: The folder that keeps what was fetched; None if nothing does.
+        room: The bytes that stay in memory at a time; None if the folder keeps every file.
     """
 
     nbytes: int
     requests: int
     folder: str | None
+    room: int | None = None
 
     @staticmethod
     def joined(several: Iterable[Remote | None]) -> Remote | None:
         found = [each for each in several if each is not None]
         if not found:
             return None
-        nbytes, requests, folders = zip(*found, strict=True)
-        return Remote(sum(nbytes), sum(requests), folders[0])
+        nbytes, requests, folders, rooms = zip(*found, strict=True)
+        room = sum(filter(None, rooms)) or None
+        return Remote(sum(nbytes), sum(requests), folders[0], room)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -64,19 +64,21 @@ class MirrorFolder(CacheFolder):
         self._limit = limit
         self._versions, self._oldest = dict[str, list[str]](), list[str]()  # mirrors, by object and by time
         self._room: int | None = None  # None before they were listed
+        self._came, self._bytes, self._whole_room, self._warned = 0, 0, 0, False  # of whole files
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_versions": {}, "_oldest": [], "_room": None}
 
     def scan(self) -> None:
         """Look which mirrors there are, and how many bytes have room, for all files that are opened next."""
-        times, taken, to_come = dict[str, float](), 0, 0
+        times, taken, to_come, whole = dict[str, float](), 0, 0, 0
         self._versions = {}
         for each in os.scandir(self.path):
             if each.name.endswith((_ENDS[0], _WHOLE)):
                 with contextlib.suppress(OSError):  # another process may have removed it
                     status = each.stat()
                     taken += status.st_size
+                    whole += status.st_size * each.name.endswith(_WHOLE)
                     to_come += max(status.st_size - status.st_blocks * 512, 0)  # once all mirrors are filled
                     if each.name.endswith(_ENDS[0]):
                         times[path := each.path.removesuffix(_ENDS[0])] = status.st_mtime
@@ -85,6 +87,7 @@ class MirrorFolder(CacheFolder):
         free = disk.f_bavail * disk.f_frsize - to_come
         self._oldest = sorted(times, key=times.__getitem__, reverse=True)  # used longest ago: the last
         self._room = free if self._limit is None else min(free, self._limit - taken)
+        self._whole_room = self._room + whole
 
     def open(self, name: str, identity: FileIdentity) -> Mirror | None:
         """The mirror of an object; None if it has no room."""
@@ -145,13 +148,23 @@ class MirrorFolder(CacheFolder):
                 os.close(file)
         return 0
 
-    def keep(self, path: str, state: str, data: bytes) -> None:
-        """Keep a whole file, if it still fits; counted by this process."""
+    def keep(self, path: str, state: str, data: bytes, number: int) -> None:
+        """Keep a whole file, one of about ``number`` (0: unknown), if it still fits; counted by this process."""
         with self._lock:
-            fits = self._has_room(len(data), evict=False)
+            fits, warned = self._has_room(len(data), evict=False), self._warned
+            self._came, self._bytes, self._warned = self._came + 1, self._bytes + len(data), warned or not fits
         if fits:
             name, head = _kept_as(path)
             self.store(path, name, head, f"{state}\n".encode() + data)
+        elif number and not warned:
+            needed = number * self._bytes // self._came
+            _log.warning(
+                "%s has room for about %d %% of the files of the table, which take about %d bytes; the others are "
+                "fetched again in each epoch: raise cache_limit, or give a folder on a larger disk",
+                self.path,
+                min(100 * self._whole_room // needed, 99),
+                needed,
+            )
 
     def kept(self, path: str) -> tuple[str, bytes]:
         """The state and the bytes of a file that came whole; an empty state if there is none."""
@@ -194,6 +207,7 @@ class Files:
         self.folder = None if cache is None else MirrorFolder(cache, limit)
         self._options, self._storage = dict(storage_options or {}), storage
         self._limit, self._left_out = limit, list[str]()
+        self.whole_files = 0  # about as many files come whole
         # The versions of whole files, by the store: another source may keep another store's file of that name.
         self._whole_states = dict[str, str]()
         self._begin()
@@ -202,11 +216,11 @@ class Files:
         self._transport, self._lock = Transport(), threading.Lock()
         share = min(int(system.memory() * MEMORY_SHARE / system.ranks_here()), MOST_MEMORY)
         self._ring = Ring(self._limit if self._limit and self.folder is None else share)
-        self._stores, self._opened = dict[str, Store](), dict[str, MirroredFile]()
+        self._stores, self._opened, self._in_memory = dict[str, Store](), dict[str, MirroredFile](), self.folder is None
         self.versions: dict[str, Version] = getattr(self, "versions", {})
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = "folder", "_options", "_storage", "_limit", "_left_out", "_whole_states", "versions"
+        kept = "folder", "_options", "_storage", "_limit", "_left_out", "_whole_states", "versions", "whole_files"
         state = {name: vars(self)[name] for name in kept}
         if not SECRETS.get():
             state["_options"] = public(self._options)
@@ -227,6 +241,11 @@ class Files:
         options = {"storage_options": self._options, "storage": self._storage, "cache_limit": self._limit}
         return {"cache": self.folder and self.folder.path, **options}
 
+    @property
+    def room(self) -> int | None:
+        """The bytes of files that stay in memory; None if the folder has room for every file so far."""
+        return self._ring.nbytes if self._in_memory else None
+
     def is_local(self, path: str) -> bool:
         """Whether a file is read as it is."""
         return self.folder is None and self._storage is None and not is_address(path)
@@ -241,7 +260,8 @@ class Files:
             raise ConfigError(f"{path}: the store is that of {own}; give one of its bucket", "storage")
         if root not in self._stores:
             note = f"; {', '.join(sorted(self._left_out))} of storage_options are {_LEFT_OUT}" if self._left_out else ""
-            self._stores[root] = store_of(root, self._options, self._storage, note)
+            store = self._stores[root] = store_of(root, self._options, self._storage, note)
+            store.arrived = self._transport.arrived
         return self._stores[root]
 
     def named(self, given: str | os.PathLike[str]) -> str:
@@ -300,6 +320,7 @@ class Files:
         mirror = None if self.folder is None else self.folder.open(path, identity)
         if mirror is None:
             if self.folder is not None:
+                self._in_memory = True
                 _log.warning("%s has no room in %s, and stays in memory in part", path, self.folder.path)
             mirror = Mirror(system.memory_file(), system.memory_file(), version.size, self._ring)
         get = functools.partial(store.get, path, version=version)
@@ -357,10 +378,9 @@ class Files:
             what = f"{version.size} bytes, more than the limit of {MOST_WHOLE_BYTES}; leave it out"
             raise FormatError(f"{path}: {what}", file=path)
         data = bytes(head)
-        self._transport.arrived(len(data))
         if folder is not None:
             self._whole_states[path] = str(version[:2])
-            folder.keep(path, self._whole_states[path], data)
+            folder.keep(path, self._whole_states[path], data, self.whole_files)
         return data
 
     def fetch_small(self, file: MirroredFile) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import threading
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from lit_async_data.errors import StoreError
+from lit_async_data.errors import AsyncDataError, StoreError
 from lit_async_data.order.chunk_order import distinct_of
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.stage_clock import CLOCK
@@ -22,6 +23,8 @@ GAP_BLOCKS, MOST_BLOCKS = 4, 2**20 // BLOCK
 _DENSE = 4
 
 Get = Callable[[int, int], memoryview]
+# While it is set, `MirroredFile.fetch` only tells whether it would ask for some of these bytes.
+ASKED_FOR = contextvars.ContextVar[tuple[int, int] | None]("ASKED_FOR", default=None)
 
 
 class MirroredFile:
@@ -35,6 +38,8 @@ class MirroredFile:
     def fetch(self, begins: Indices, ends: Indices, *, urgent: bool = False) -> bool:
         """Start to fetch the blocks that are missing; returns whether any is."""
         begins, ends = self._inside(begins, ends)
+        if span := ASKED_FOR.get():
+            return bool(((begins < span[1]) & (ends > span[0])).any())
         blocks = self.mirror.missing(begins, ends)
         if urgent or not self._asked[blocks].all():
             self._started(begins, ends, urgent=urgent)
@@ -66,6 +71,10 @@ class MirroredFile:
         """Wait until the bytes of these ranges are there. Raises as ``get`` and `Transport.result_of`."""
         begins, ends = self._inside(begins, ends)
         while len(self.mirror.missing(begins, ends)):
+            if span := ASKED_FOR.get():
+                error = StoreError(f"{self.name}: has not come", file=self.name)
+                error.span = span if self.fetch(begins, ends) else None
+                raise error
             for started in reversed(self._started(begins, ends, urgent=True)):  # the last to come first: one wake
                 self._transport.result_of(started, self.name)
 
@@ -106,9 +115,11 @@ class MirroredFile:
             raise StoreError(f"{self.name}: {what}", file=self.name) from error
 
     def _answer(self, begin: int, end: int) -> memoryview:
-        data = self._get(begin, end)
-        self._transport.arrived(len(data))
-        return data
+        try:
+            return self._get(begin, end)
+        except AsyncDataError as error:
+            error.span = begin, end
+            raise
 
     def _piece(self, begin: int, end: int) -> bytes:
         return bytes(self._answer(begin, end))  # not a part of a larger buffer

@@ -14,6 +14,7 @@ import functools
 import itertools
 import os
 import re
+import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -54,18 +55,27 @@ def parts_of(path: str) -> tuple[str, str]:
     if re.match("[^/]*:[^/]*@", rest):
         what = f"{scheme}://…@{rest.partition('@')[2]}: holds a password, which messages would show"
         raise ConfigError(f"{what}; give it as storage_options, or by the environment", "path")
-    if scheme.lower() not in (*_BUCKETS, *_WEB):
-        return f"{scheme}://", path
     host, _, name = rest.partition("/")
+    if scheme.lower() not in (*_BUCKETS, *_WEB):
+        return f"{scheme}://{host}", path
     if not host or not name:
         raise ConfigError(f"{path!r} names no object; write {scheme}://BUCKET/NAME", "path")
-    if scheme.lower() in _WEB and "@" in host:
-        what = f"{scheme}://…@{host.rpartition('@')[2]}: holds a secret, which messages would show"
-        raise ConfigError(f"{what}; give it as storage_options, in client_options", "path")
+    if scheme.lower() in _WEB and ("@" in host or not _is_valid(f"{scheme}://{host}")):
+        shown = f"…@{host.rpartition('@')[2]}" if "@" in host else "…"
+        what = f"{scheme}://{shown}: is no host, or holds a secret, which messages would show"
+        raise ConfigError(f"{what}; give secrets as storage_options, in client_options", "path")
     if scheme.lower() in _WEB and "?" in name:
         what = f"{path.partition('?')[0]}?…: what follows the question mark may be secret, and addresses are not"
         raise ConfigError(f"{what}; give it as storage_options={{'query': …}}", "path")
     return f"{scheme}://{host}", urllib.parse.unquote(name) if scheme.lower() in _WEB else name
+
+
+def _is_valid(address: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(address)
+        return bool(parts.hostname) and (parts.port or 1) > 0 and not re.search(r"\s", address)
+    except ValueError:  # a port that is no number, as behind a password with a slash
+        return False
 
 
 def store_of(root: str, options: Mapping[str, Any], given: Any, note: str = "") -> Store:
@@ -105,6 +115,7 @@ class Store:
 
     def __init__(self, url: str, options: Mapping[str, Any], given: Any = None, note: str = "") -> None:
         self.url, self._options, self._given, self._note = url, dict(options), given, note
+        self.arrived: Callable[[int], None] = lambda _: None  # counts bytes as they come
         self._unchanged = set[tuple[str, Version]]()  # versions that a `FilesystemStore` has seen itself
 
     def __repr__(self) -> str:
@@ -135,7 +146,7 @@ class Store:
     def _listed(self, pattern: str) -> Iterable[list[str]]:
         raise NotImplementedError
 
-    def _meaning(self, error: BaseException) -> tuple[type[StoreError | MissingError | ChangedError], str]:
+    def _meaning(self, error: Exception) -> tuple[type[StoreError | MissingError | ChangedError], str]:
         raise NotImplementedError
 
     def matching(self, pattern: str, call: Callable[[Callable[[], Any]], Any]) -> list[str]:
@@ -148,8 +159,9 @@ class Store:
 
         found = list[str](itertools.chain.from_iterable(iter(lambda: call(page), None)))
         if not found:
-            raise MissingError(f"{pattern}: matches no object; check the pattern", file=pattern)
-        return sorted(found, key=natural)
+            hint = "; a bracket that is part of a name is written [[]" * ("[" in pattern)
+            raise MissingError(f"{pattern}: matches no object; check the pattern{hint}", file=pattern)
+        return [pattern] if pattern in found else sorted(found, key=natural)  # an object may have that very name
 
     @contextlib.contextmanager
     def _errors(self, name: str, place: str = "") -> Iterator[None]:
@@ -158,11 +170,11 @@ class Store:
         except AsyncDataError:
             raise
         except BaseException as error:  # noqa: BLE001  # whatever a library raises; a panic of obstore is no Exception
-            kind, what = self._meaning(error)
+            kind, what = self._meaning(error) if isinstance(error, Exception) else (StoreError, _PANIC)
             if kind is StoreError:
                 what = f"{_without(self._options, what)}{self._note}"
             cause = error if str(error) == _without(self._options, str(error)) else None  # a traceback prints it
-            raise kind(f"{name}{place if kind is StoreError else ''}: {what}", file=name) from cause
+            raise kind(f"{name}{'' if kind is MissingError else place}: {what}", file=name) from cause
 
 
 class MountStore(Store):
@@ -179,15 +191,16 @@ class MountStore(Store):
         with self._errors(name), opening(name, system.NO_BLOCKING) as file:
             data = retry_once(functools.partial(system.pread, file.fileno(), end - begin, begin))
             change = was.difference(FileIdentity.of(os.fstat(file.fileno())), name)
+        self.arrived(len(data))
         if change is not None or len(data) != end - begin:
             what = f"{change or 'shrank'} since the source was built; build the source again"
-            raise ChangedError(f"{name}: {what}", file=name)
+            raise ChangedError(f"{name}, bytes {begin} to {end}: {what}", file=name)
         return memoryview(data)
 
     def _listed(self, pattern: str) -> Iterator[list[str]]:
         yield files_matching(pattern)
 
-    def _meaning(self, error: BaseException) -> tuple[type[StoreError | MissingError | ChangedError], str]:
+    def _meaning(self, error: Exception) -> tuple[type[StoreError | MissingError | ChangedError], str]:
         if isinstance(error, FileNotFoundError):
             return MissingError, "no such file; check the path"
         return StoreError, f"cannot be read: {getattr(error, 'strerror', None) or error}; check the mount"
@@ -197,12 +210,14 @@ class FilesystemStore(Store):
     """Any filesystem of fsspec. Nothing tells whether an object changes between two of its answers."""
 
     def _made(self) -> Any:
-        scheme = self.url.removesuffix("://").lower()
+        scheme = self.url.partition("://")[0]
         try:
-            return fsspec.filesystem(scheme, **self._options)
+            return fsspec.url_to_fs(self.url, **self._options)[0]
         except (ImportError, ValueError, TypeError) as error:
-            what = f"{scheme}:// cannot be read: {_first_line(error)}; obstore reads {', '.join(_BUCKETS + _WEB)}"
-            raise ConfigError(what, "path") from error
+            advice = f"obstore reads {', '.join(_BUCKETS + _WEB)}"
+            if isinstance(error, TypeError):  # an argument that neither the address nor an option gives
+                advice = f"write {scheme}://HOST/NAME, or give it as storage_options"
+            raise ConfigError(f"{scheme}:// cannot be read: {_first_line(error)}; {advice}", "path") from error
 
     def head(self, name: str, nbytes: int) -> tuple[Version, memoryview]:
         version = self._version(name)
@@ -221,7 +236,7 @@ class FilesystemStore(Store):
 
     def get(self, name: str, begin: int, end: int, version: Version) -> memoryview:
         if (name, version) not in self._unchanged and self._version(name) != version:
-            raise ChangedError(f"{name}: {_CHANGED}", file=name)
+            raise ChangedError(f"{name}, bytes {begin} to {end}: {_CHANGED}", file=name)
         return self._read(name, begin, end)
 
     def _read(self, name: str, begin: int, end: int) -> memoryview:
@@ -230,6 +245,7 @@ class FilesystemStore(Store):
             # fsspec's own opens the object each time, and reads 5 MiB ahead.
             own = getattr(read, "__func__", None) is fsspec.AbstractFileSystem.cat_file
             data = memoryview(read(name, start=begin, end=end, **({"cache_type": "none"} if own else {})))
+        self.arrived(len(data))
         _check(name, begin, end, data)
         return data
 
@@ -237,7 +253,7 @@ class FilesystemStore(Store):
         found = self._client.glob(pattern)
         yield list(map(self._client.unstrip_protocol, found)) if is_address(pattern) else found
 
-    def _meaning(self, error: BaseException) -> tuple[type[StoreError | MissingError | ChangedError], str]:
+    def _meaning(self, error: Exception) -> tuple[type[StoreError | MissingError | ChangedError], str]:
         if isinstance(error, FileNotFoundError):
             return MissingError, "no such object; check the address, and the credentials if it is not public"
         return StoreError, f"cannot be read: {type(error).__name__}: {_first_line(error)}; {CHECK}"
@@ -259,9 +275,11 @@ _KNOWN += ["virtual_hosted_style_request", "service_account_path", "account_name
 _RETRY_NAMES = ["max_retries", "retry_timeout", "backoff", "init_backoff", "max_backoff", "base"]
 _CHANGED = "changed since the source was built; build it again"
 CHECK = "check the network, the address and the credentials"
+_PANIC = "obstore failed at this request; check the address, and the endpoint and other storage_options"
 _PAGE = 1000  # objects of a list that come at a time
-# For all tries of a request together; for one try; until a connection is there.
-_RETRY, _REQUEST, _CONNECT = (dt.timedelta(seconds=number) for number in (120, 60, 5))
+# After this time a request is not tried again. A try may take long while bytes come, but none may come for a minute.
+_RETRY, _REQUEST, _READ, _CONNECT = (dt.timedelta(seconds=number) for number in (120, 3600, 60, 5))
+_PIECE = 2**18  # bytes of an answer that count as a sign of life
 
 
 def _start_runtime() -> None:
@@ -297,34 +315,51 @@ class ObjectStore(Store):
     def _from_options(self, options: Mapping[str, Any]) -> Any:
         names = _NAMES | ({"endpoint_url": "base_url"} if self.url.startswith("gs://") else {})
         config: dict[str, Any] = {names.get(str(name), str(name)): value for name, value in options.items()}
-        if "://" not in str(config.get("endpoint", config.get("base_url", "://"))):
-            raise ConfigError("the endpoint is no address; write https://HOST or http://HOST", "storage_options")
-        times = {"timeout": _REQUEST, "connect_timeout": _CONNECT}
+        times = {"timeout": _REQUEST, "read_timeout": _READ, "connect_timeout": _CONNECT}
         client = {**times, **config.pop("client_options", {})}
-        endpoint = str(config.get("endpoint") or config.get("base_url") or os.environ.get("AWS_ENDPOINT_URL"))
+        endpoint = str(config.get("endpoint") or config.get("base_url") or os.environ.get("AWS_ENDPOINT_URL", ""))
+        if endpoint and not _is_valid(endpoint):
+            what = "the endpoint is no address; write https://HOST or http://HOST, without a password"
+            raise ConfigError(what, "storage_options")
         plain = self.url.startswith("http://") or endpoint.startswith("http://")
         client.setdefault("allow_http", config.pop("allow_http", plain))
         retry = {"retry_timeout": _RETRY, "max_retries": 1000, **config.pop("retry_config", {})}
-        check_names({**retry, **retry.get("backoff", {})}, _RETRY_NAMES)
+        for where, given in (("retry_config.", retry), ("retry_config.backoff.", retry.get("backoff", {}))):
+            try:
+                check_names(given, _RETRY_NAMES)
+            except ConfigError as error:
+                raise error.within(f"storage_options.{where}") from None
         query = config.pop("query", "")
         _start_runtime()
         made = stores.HTTPStore.from_url if self.url.startswith(_WEB) else stores.from_url
         return made(self.url + f"/?{query}" * bool(query), client_options=client, retry_config=retry, **config)
 
     def head(self, name: str, nbytes: int) -> tuple[Version, memoryview]:
-        return self._got(name, 0, nbytes)
+        began = time.monotonic()
+        try:
+            return self._got(name, 0, nbytes)
+        except StoreError:
+            if time.monotonic() - began < _CONNECT.total_seconds():  # an answer, and not the last of many tries
+                with contextlib.suppress(exceptions.BaseError, OSError):
+                    if not obstore.head(self._client, parts_of(name)[1])["size"]:  # of which no range is answered
+                        raise FormatError(f"{name}: is empty; check the address", file=name) from None
+            raise
 
     def get(self, name: str, begin: int, end: int, version: Version) -> memoryview:
         now, data = self._got(name, begin, end, **({"if_match": version.tag} if version.strong else {}))
         if now != version:
-            raise ChangedError(f"{name}: {_CHANGED}", file=name)
+            raise ChangedError(f"{name}, bytes {begin} to {end}: {_CHANGED}", file=name)
         return data
 
     def _got(self, name: str, begin: int, end: int, **condition: str) -> tuple[Version, memoryview]:
         with self._errors(name, f", bytes {begin} to {end}"):
             client = self._client  # first, since it tells whether obstore is there
             found = obstore.get(client, parts_of(name)[1], options={"range": (begin, end), **condition})
-            size, tag, data = found.meta["size"], found.meta["e_tag"] or "", memoryview(found.bytes())
+            size, tag, pieces = found.meta["size"], found.meta["e_tag"] or "", list[Any]()
+            for piece in found.stream(min_chunk_size=_PIECE):
+                self.arrived(len(piece))
+                pieces.append(piece)
+            data = memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
         end, strong = min(end, size), bool(tag) and not tag.startswith("W/")
         _check(name, begin, end, data, there=tuple(found.range) == (begin, end))
         changed = found.meta["last_modified"]
@@ -335,15 +370,15 @@ class ObjectStore(Store):
 
     def _listed(self, pattern: str) -> Iterator[list[str]]:
         if self.url.startswith(_WEB):
-            what = "a web server lists no files; give the addresses as a list, without queries (?…)"
+            what = "a web server lists no files; give the addresses as a list, without queries (?…), and with %5B for ["
             raise ConfigError(f"{pattern}: {what}", "path")
         key = parts_of(pattern)[1]
         fits, prefix = re.compile(pattern_as_regex(key)).fullmatch, pattern.removesuffix(key)
         folder = re.split(r"[*?\[]", key, maxsplit=1)[0].rpartition("/")[0]  # obstore takes whole names of folders
         for page in self._client.list(folder or None, chunk_size=_PAGE):
-            yield [prefix + each["path"] for each in page if fits(each["path"])]
+            yield [prefix + name for each in page if fits(name := each["path"]) or name == key]
 
-    def _meaning(self, error: BaseException) -> tuple[type[StoreError | MissingError | ChangedError], str]:
+    def _meaning(self, error: Exception) -> tuple[type[StoreError | MissingError | ChangedError], str]:
         text = _first_line(error)
         if isinstance(error, FileNotFoundError | exceptions.NotFoundError):
             return MissingError, "no such object; check the address and the region"
@@ -354,7 +389,8 @@ class ObjectStore(Store):
             return StoreError, f"{what}storage_options={{'anon': True}} if it is public ({text})"
         if isinstance(error, exceptions.NotSupportedError):
             return StoreError, f"{text}; fetch the file, or serve it by a server that sends ranges"
-        return StoreError, f"cannot be read: {text}{_innermost(error)}; {CHECK}"
+        region = ", and the region: storage_options={'region': …}" if self.url.startswith("s3") else ""
+        return StoreError, f"cannot be read: {text}{_innermost(error)}; {CHECK}{region}"
 
 
 def _innermost(error: BaseException) -> str:
@@ -382,11 +418,23 @@ def _check(name: str, begin: int, end: int, data: memoryview, *, there: bool = T
         raise StoreError(f"{name}: {what}; check the server, or the proxy before it", file=name)
 
 
+_WILDCARDS = {"*": "[^/]*", "?": "[^/]"}
+_FOLDERS = "(?:[^/.][^/]*/)*"
+
+
 def pattern_as_regex(pattern: str) -> str:
-    """``**`` stands for any number of folders, and ``*`` for a part of a name that does not begin with a dot."""
-    pieces = {"**/": "(?:[^/.][^/]*/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    found = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
-    return "".join(
-        pieces.get(each) or (each.replace("[!", "[^") if each[:1] == "[" and number % 2 else re.escape(each))
-        for number, each in enumerate(found)
-    )
+    """As `glob`: ``**`` stands for any number of folders, and hidden names match only where the dot is written."""
+    *folders, name = pattern.split("/")
+    found = [_FOLDERS if each == "**" else f"{_as_regex(each)}/" for each in folders]
+    return "".join([*found, _FOLDERS * (name == "**"), _as_regex(name)])
+
+
+def _as_regex(name: str) -> str:
+    found = "" if name.startswith(".") else r"(?!\.)"
+    for each in re.split(r"(\[!?\]?[^\]]*\]|[*?])", name):
+        inner = re.sub(r"([\\\[\]^&~|])", r"\\\1", each[1:-1])
+        if each[:1] != "[" or inner in ("", "!"):
+            found += _WILDCARDS.get(each) or re.escape(each)
+        else:
+            found += f"[^/{inner[1:]}]" if inner[0] == "!" else f"[{inner}]"
+    return found

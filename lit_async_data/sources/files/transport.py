@@ -43,7 +43,7 @@ class Started(Future[T]):
 class Transport:
     """At most ``most`` threads, which begin when there is work and end soon after. Thread-safe.
 
-    Whoever waits gives up after ``timeout_s`` without any answer.
+    Whoever waits gives up after ``timeout_s`` without any bytes.
     """
 
     def __init__(self, most: int = MOST_REQUESTS, timeout_s: float = 180) -> None:
@@ -158,7 +158,7 @@ class Transport:
     def arrived(self, nbytes: int) -> None:
         """Count bytes that a store has sent."""
         with self._changed:
-            self._nbytes += nbytes
+            self._nbytes, self._answers = self._nbytes + nbytes, self._answers + 1
 
     def _measure(self) -> None:
         self._done += 1

@@ -271,7 +271,7 @@ class HDF5Source(Source):
                 runs = tuple(ChunkRun(part.anchors.count, rows) for part in self._opened.parts)
             blocks = 0 if max(sizes) <= WHOLE_BYTES else sum(-(-run.samples // run.rows) for run in runs)
             requests = max(blocks, nbytes >> 20, len(sizes))
-            remote = contract.Remote(nbytes, requests, files.options["cache"])
+            remote = contract.Remote(nbytes, requests, files.options["cache"], files.room)
         return contract.StorageLayout(
             runs,
             compressed=compressed,

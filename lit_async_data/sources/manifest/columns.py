@@ -320,7 +320,7 @@ class Rows:
         located = type(error)(
             message, place=place, file=path or error.file, dataset=error.dataset, row=row, sample_id=sample
         )
-        located.__cause__ = error.__cause__
+        located.__cause__, located.span = error.__cause__, error.span
         return located
 
     # -- how samples belong together ---------------------------------------------------------------------------------

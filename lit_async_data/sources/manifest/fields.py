@@ -209,7 +209,7 @@ class FileField:
                         shown[place, item] = image
                     decode_s += time.perf_counter() - began
                     stored += len(data)
-                except SourceError as error:
+                except AsyncDataError as error:
                     raise self.paths.failed(error, sample, path, item) from error.__cause__
         if stored:
             CLOCK.decoded(decode_s, stored, out.nbytes)

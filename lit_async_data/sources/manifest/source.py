@@ -399,6 +399,7 @@ class ManifestSource(Source):
         crops, ahead = any(field.decoder.is_random for field in files), bool(layouts or files)
         root, remote = self._fields.root, largest.remote
         if files and not root.files.is_local(root.root):
+            root.files.whole_files = len(self) * len(files)
             remote = contract.Remote.joined([remote, contract.Remote(0, len(self), root.files.options["cache"])])
         reading = contract.slowest(readings)
         return dataclasses.replace(largest, reading=reading, random=crops, ahead=ahead, remote=remote)

@@ -138,7 +138,8 @@ def arrow(module: str = "") -> Any:
     try:
         return importlib.import_module(f"pyarrow.{module}" if module else "pyarrow")
     except ImportError as error:
-        raise ConfigError(f"pyarrow is missing ({error}); install it by pip install pyarrow", "table") from error
+        how = "install it by pip install pyarrow, or as part of 'lit_async_data[manifest]'"
+        raise ConfigError(f"pyarrow is missing ({error}); {how}", "table") from error
 
 
 def is_text(kind: Any) -> bool:

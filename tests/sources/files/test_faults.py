@@ -8,6 +8,7 @@ import traceback
 import h5py
 import numpy as np
 import pytest
+from support.files.encoded_images import IMAGES
 from support.range_server import KEYS, patience
 from support.sources.oracle import read
 
@@ -15,14 +16,18 @@ from lit_async_data import (
     AsyncDataError,
     AsyncLoader,
     ChangedError,
+    ConcatSource,
     ConfigError,
     CorruptError,
+    Field,
     FormatError,
     HDF5Source,
     MissingError,
     StoreError,
+    SubsetSource,
 )
 from lit_async_data.sources.files import files as files_module
+from lit_async_data.sources.files import stores as stores_module
 from lit_async_data.sources.files.mirror import BLOCK
 from lit_async_data.sources.files.stores import SECRETS
 
@@ -100,9 +105,58 @@ def test_an_object_that_changed_is_noticed_whatever_the_server_says(server, opti
     server.fault = fault if fault != "rewritten" else None
     if not server.fault:
         (tmp_path / "bucket/x.h5").write_bytes(bytes(5) + (tmp_path / "bucket/x.h5").read_bytes())
-    with pytest.raises(ChangedError, match="changed since the source was built; build it again") as caught:
+    with pytest.raises(ChangedError, match=r"bytes \d+ to \d+: changed since the source was built; build it") as caught:
         read(built, np.arange(ROWS))
     assert_named(caught.value, options["path"])
+    assert caught.value.sample_id is not None
+
+
+class Panic(BaseException):
+    """As obstore raises for a fault of its own."""
+
+
+def test_a_panic_of_obstore_is_an_error_that_says_what_to_check(built, monkeypatch):
+    def panics(*_, **__):
+        raise Panic("called `Result::unwrap()` on an `Err` value: InvalidPort")
+
+    monkeypatch.setattr(stores_module.obstore, "get", panics)
+    with pytest.raises(StoreError, match=r"bytes \d+ to \d+: obstore failed at this request; check the address"):
+        read(built, np.arange(ROWS))
+
+
+@pytest.mark.parametrize("field", ["x", "z", "window", "images"])
+@pytest.mark.parametrize("joined", [False, True])
+def test_an_error_of_a_store_names_the_first_sample_that_needs_its_bytes(server, options, field, joined, tmp_path):
+    with h5py.File(tmp_path / "bucket" / "x.h5", "a") as file:
+        images = file.create_dataset("images", (ROWS,), h5py.vlen_dtype(np.uint8))
+        for row in range(ROWS):
+            images[row] = np.frombuffer(IMAGES[row % len(IMAGES)], np.uint8)
+    fields = {
+        "window": {"y": Field("x", window=(0, 2))},
+        "images": {"y": Field("images", decode="image", image_size=8)},
+    }
+    one = HDF5Source(**{**options, "fields": fields.get(field, [field])})
+    source = ConcatSource([SubsetSource(one, np.arange(3)), one]) if joined else one
+    first, row = 3 * joined, 0 if field == "images" else 20  # images are fetched by blocks
+    with contextlib.closing(source):
+        one.close()  # it drops what came with the metadata
+        server.fault = 403
+        with pytest.raises(StoreError, match=r"x\.h5:/\w+, row \d+, bytes \d+ to \d+: ") as caught:
+            read(source, first + np.arange(row, ROWS - 2))
+        error = caught.value
+        assert (error.row, error.sample_id) == (row, first + row)
+        assert f":/{error.dataset}, row {row}, bytes {error.span[0]} to {error.span[1]}: " in str(error)
+        server.fault = None
+        read(source, first + np.arange(row, ROWS - 2))
+
+
+def test_a_sample_that_came_is_not_named(server, options):
+    with contextlib.closing(HDF5Source(**{**options, "fields": ["x"]})) as source:
+        read(source, np.arange(12))
+        server.fault = 403
+        with pytest.raises(StoreError, match=r"x\.h5:/x, row 1[2-9], ") as caught:
+            read(source, np.arange(ROWS))
+    assert caught.value.sample_id == caught.value.row
 
 
 def test_bytes_of_another_place_under_an_honest_header_do_not_decode(server, options):
@@ -137,6 +191,8 @@ def test_what_is_no_hdf5_file_is_named_by_its_address(server, options, tmp_path)
         ("simplecache::s3://bucket/x.h5", "a chain of filesystems; give the last address, and cache=FOLDER"),
         ("zip://x.h5::s3://bucket/x.zip", "a chain of filesystems"),
         ("https://me:hidden@localhost/x.h5", r"https://…@localhost/x\.h5: holds a password.*storage_options"),
+        ("https://me:hid/den@localhost/x.h5", "https://…: is no host, or holds a secret, which messages would show"),
+        ("webhdfs:///x.h5", "webhdfs:// cannot be read: .*; write webhdfs://HOST/NAME, or give it as storage_options"),
         ("s3://bucket", "names no object; write s3://BUCKET/NAME"),
         ("dropbox://me/x.h5", "dropbox:// cannot be read: .*dropboxdrivefs"),
         ("nothing://x.h5", "nothing:// cannot be read: .*; obstore reads s3"),
@@ -146,6 +202,7 @@ def test_an_address_that_cannot_be_read_is_named(path, said):
     with pytest.raises(ConfigError, match=said) as caught:
         HDF5Source(path, ["x"])
     assert caught.value.option == "path"
+    assert "hid/den" not in str(caught.value)
     assert "hidden" not in "".join(traceback.format_exception(caught.value))
 
 
@@ -153,14 +210,14 @@ def test_an_address_that_cannot_be_read_is_named(path, said):
     ("given", "option", "meant"),
     [
         ({"max_retris": 3}, "max_retris", "max_retries"),
-        ({"backoff": {"bas": 2}}, "bas", "base"),
+        ({"backoff": {"bas": 2}}, "backoff.bas", "base"),
         ({"patience": 3}, "patience", "choose from max_retries, retry_timeout"),
     ],
 )
 def test_wrong_names_of_retries_which_obstore_passes_over_are_errors(given, option, meant):
     with pytest.raises(ConfigError, match=rf"no such option; .*{meant}") as caught:
         HDF5Source("s3://bucket/x.h5", ["x"], storage_options={"retry_config": given})
-    assert caught.value.option == option
+    assert caught.value.option == f"storage_options.retry_config.{option}"
 
 
 @pytest.mark.parametrize(
@@ -172,6 +229,12 @@ def test_wrong_names_of_retries_which_obstore_passes_over_are_errors(given, opti
         ("s3", {**KEYS, "endpont_url": "http://h"}, r"cannot be used: .*endpont_url.*; did you mean endpoint_url\?"),
         ("s3", {**KEYS, "client_options": {"timeot": "3s"}}, r"cannot be used: .*timeot.*; did you mean timeout\?"),
         ("s3", {**KEYS, "endpoint_url": "localhost"}, "the endpoint is no address; write https://HOST"),
+        (
+            "s3",
+            {**KEYS, "endpoint_url": "http://me:hid/den@localhost:9"},
+            "the endpoint is no address; .* without a pass",
+        ),
+        ("s3", {**KEYS, "endpoint_url": "http://local host"}, "the endpoint is no address; write https://HOST"),
         ("gs", {"anon": True, "endpoint_url": "localhost"}, "the endpoint is no address; write https://HOST"),
         ("s3", {**KEYS, "secret": 5}, "cannot be used"),
         ("s3", "hidden", "str is not a mapping"),

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import threading
 import time
 
@@ -211,3 +212,58 @@ def test_a_list_that_does_not_come_is_an_error(monkeypatch):
         files.matching("folder/*.h5")
     open_.set()
     files.close()
+
+
+def warnings_of(source, caplog, **options):
+    caplog.clear()
+    how = {"batch_size": 4, "workers": 1, "worker_kind": "thread", **options}
+    with contextlib.closing(source), AsyncLoader(source, how) as loader:
+        next(iter(loader))
+    return [each for each in caplog.messages if "dropped before they are used" in each]
+
+
+@pytest.fixture
+def large(server, tmp_path, monkeypatch):
+    """The address of a file that does not come whole."""
+    monkeypatch.setattr(files_module, "MOST_MEMORY", 2**16)
+    monkeypatch.setattr(files_module, "WHOLE_BYTES", 0)
+    values = np.random.default_rng(0).integers(0, 255, (3000, 2048), np.uint8)
+    with h5py.File(tmp_path / "bucket" / "x.h5", "w") as file:
+        file["x"] = values
+        file.create_dataset("z", data=values, chunks=(8, 2048), compression="gzip", compression_opts=0)
+    return f"{server.url}/bucket/x.h5"
+
+
+@pytest.mark.parametrize("shuffle", ["chunk", "global", "none"])
+@pytest.mark.parametrize("field", ["x", "z"])
+def test_memory_that_drops_what_is_fetched_ahead_is_warned_about(large, tmp_path, caplog, shuffle, field):
+    def warned(limit):
+        return warnings_of(HDF5Source(large, [field], cache_limit=limit), caplog, shuffle=shuffle, shuffle_chunks=4)
+
+    (said,) = warned("100KB")
+    needed = int(re.search(r"the order needs (\d+); set cache_limit=\1, smaller", said)[1])
+    assert 500_000 < needed <= os.path.getsize(tmp_path / "bucket" / "x.h5")
+    assert not warned(needed)
+    assert warned(needed - 1)
+
+
+def test_groups_of_more_chunks_need_more_memory(large, caplog):
+    def needed(width):
+        (said,) = warnings_of(
+            HDF5Source(large, ["z"], cache_limit="1KB"), caplog, shuffle="chunk", shuffle_chunks=width
+        )
+        return int(re.search(r"needs (\d+)", said)[1])
+
+    group = 64 * 8 * 2 * 2048  # the file has two fields of this size
+    assert 4 * group <= needed(64) < 8 * group
+    assert needed(4) < needed(64)
+
+
+@pytest.mark.parametrize(("limit", "count"), [("100KB", 1), (None, 0)])
+def test_files_without_room_in_the_folder_are_warned_about(large, tmp_path, caplog, limit, count):
+    said = warnings_of(HDF5Source(large, ["x"], cache=tmp_path / "cache", cache_limit=limit), caplog)
+    assert len(said) == count
+    assert all(
+        f"; set smaller shuffle_chunks or batch_size, or cache={tmp_path}/cache with a cache_limit" in each
+        for each in said
+    )

@@ -58,7 +58,7 @@ def test_a_revision_that_moves_is_noticed(hub, tmp_path):
         closed.close()
         with h5py.File(tmp_path / "datasets/org/name/resolve/main/x.h5", "w") as file:
             file["x"] = VALUES[::-1]
-        with pytest.raises(ChangedError, match=r"x\.h5: changed since the source was built; build it again"):
+        with pytest.raises(ChangedError, match=r"bytes \d+ to \d+: changed since the source was built; build it again"):
             read(closed, np.array([599]))
         with opened(hub, path) as again:
             assert np.array_equal(read(again, np.array([599]))["x"], VALUES[:1])

@@ -1,13 +1,16 @@
 """Answers of stores: right bytes, or an error that names the object."""
 
 import base64
+import datetime as dt
+import glob
 import os
 import re
+import warnings
 
 import pytest
 from support.range_server import patience
 
-from lit_async_data.errors import ChangedError, ConfigError, MissingError, StoreError
+from lit_async_data.errors import ChangedError, ConfigError, FormatError, MissingError, StoreError
 from lit_async_data.sources.files import stores as stores_module
 from lit_async_data.sources.files.stores import ObjectStore
 
@@ -79,7 +82,7 @@ def test_an_object_that_changes_is_noticed_also_by_a_server_that_ignores_if_matc
     else:
         (tmp_path / "bucket" / "x.h5").write_bytes(b"y" + DATA)
         os.utime(tmp_path / "bucket" / "x.h5", (1, 1))
-    with pytest.raises(ChangedError, match=r"x\.h5: changed"):
+    with pytest.raises(ChangedError, match=r"x\.h5, bytes 0 to 10: changed"):
         store.get(named(store), 0, 10, version)
 
 
@@ -137,3 +140,97 @@ def test_obstore_reads_sockets_in_few_threads(monkeypatch, cores, given, workers
     ObjectStore("http://127.0.0.1:1", {})._made()
     assert seen == ([workers] if workers else [])
     assert os.environ.get(name) == given
+
+
+def test_a_try_ends_when_no_bytes_come_and_not_when_they_come_slowly(server, tmp_path):
+    (tmp_path / "bucket" / "x.h5").write_bytes(DATA)
+    options = patience(0.3)
+    options["client_options"] = {"read_timeout": dt.timedelta(seconds=0.3)}
+    store, server.fault, server.times = ObjectStore(server.url, options), "drip", 1
+    assert bytes(store.head(f"{server.url}/bucket/x.h5", len(DATA))[1]) == DATA
+    assert [asked for _, _, asked in server.requests] == [f"bytes=0-{len(DATA) - 1}", f"bytes=1024-{len(DATA) - 1}"]
+    vars(store).clear()
+
+
+def test_times_are_limits_of_silence_unless_the_user_gives_others(monkeypatch):
+    made = []
+    monkeypatch.setattr(stores_module.stores, "from_url", lambda _, **options: made.append(options["client_options"]))
+    for given in ({}, {"timeout": "5s"}):
+        ObjectStore("s3://bucket", {"client_options": given})._made()
+    assert made[0]["timeout"] >= 10 * made[0]["read_timeout"]
+    assert made[1] == made[0] | {"timeout": "5s"}
+
+
+def test_bytes_count_as_they_come(server, tmp_path):
+    (tmp_path / "bucket" / "x.h5").write_bytes(8 * DATA)
+    store, came = ObjectStore(server.url, patience(20)), []
+    store.arrived = came.append
+    store.head(f"{server.url}/bucket/x.h5", len(8 * DATA))
+    assert sum(came) == len(8 * DATA)
+    assert len(came) > 1
+    vars(store).clear()
+
+
+@pytest.mark.parametrize("kind", ["s3", "http"])
+def test_an_empty_object_is_named_as_such(server, s3, tmp_path, kind):
+    (tmp_path / "bucket" / "x.h5").touch()
+    url, name, options = "s3://bucket", "s3://bucket/x.h5", s3
+    if kind == "http":
+        url, name, options = server.url, f"{server.url}/bucket/x.h5", {}
+    store = ObjectStore(url, options)
+    with pytest.raises(FormatError, match=r"x\.h5: is empty; check the address"):
+        store.head(name, 10)
+    server.fault = 416
+    (tmp_path / "bucket" / "x.h5").write_bytes(DATA)
+    with pytest.raises(StoreError, match=r"bytes 0 to 10: .*416"):
+        store.head(name, 10)
+    vars(store).clear()
+
+
+def test_a_wrong_region_is_advised_on(server, s3, tmp_path):
+    (tmp_path / "bucket" / "x.h5").write_bytes(DATA)
+    server.fault, store = 301, ObjectStore("s3://bucket", s3)
+    with pytest.raises(StoreError, match=r"and the region: storage_options=\{'region': …\}"):
+        store.head("s3://bucket/x.h5", 10)
+    vars(store).clear()
+
+
+NAMES = [
+    "a.h5",
+    ".a.h5",
+    "x[1].h5",
+    "x1.h5",
+    "b/a.h5",
+    "b/.a.h5",
+    ".b/a.h5",
+    "b/c/a.h5",
+    "b/c/.d/a.h5",
+    "^a",
+    "]x",
+    "-x",
+]
+PATTERNS = ["*", "*.h5", ".*", "**", "**/*", "**/*.h5", "b/**", "*/a.h5", "?a.h5", "[.]a.h5", "x[[]1].h5", "x[!1].h5"]
+PATTERNS += ["[]]x", "[!]", "[^a]a", "[!a]*", "[-]x", "b/**/a.h5", "**.h5", ".b/*", "[!]]x", "x[", "[a&&b]*", "[~~a]*"]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns_match_as_on_a_disk(tmp_path, monkeypatch, pattern):
+    monkeypatch.chdir(tmp_path)
+    for name in NAMES:
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).touch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = [name for name in NAMES if re.fullmatch(stores_module.pattern_as_regex(pattern), name)]
+    assert sorted(found) == sorted(filter(os.path.isfile, glob.glob(pattern, recursive=True)))
+
+
+def test_a_name_with_brackets_is_found_as_on_a_disk_and_a_pattern_without_matches_gives_a_hint(server, s3, tmp_path):
+    for name in ("x[1].h5", "x1.h5", "y1.h5"):
+        (tmp_path / "bucket" / name).write_bytes(DATA)
+    store = ObjectStore("s3://bucket", s3)
+    for pattern, name in (("x[1].h5", "x[1].h5"), ("x[[]1].h5", "x[1].h5"), ("y[1].h5", "y1.h5")):
+        assert store.matching(f"s3://bucket/{pattern}", lambda call: call()) == [f"s3://bucket/{name}"]
+    with pytest.raises(MissingError, match=r"check the pattern; a bracket that is part of a name is written \[\[\]"):
+        store.matching("s3://bucket/z[1].h5", lambda call: call())
+    vars(store).clear()

@@ -2,8 +2,11 @@
 
 import threading
 
+import pytest
+
+from lit_async_data.errors import StalledError
 from lit_async_data.sources.files import transport as transport_module
-from lit_async_data.sources.files.transport import Transport
+from lit_async_data.sources.files.transport import Started, Transport
 
 
 def test_the_window_doubles_while_that_raises_the_rate_and_work_waits(monkeypatch):
@@ -58,3 +61,26 @@ def test_who_waits_for_what_was_started_ahead_is_served_next():
     assert order[0] == "c"
     assert sorted(order) == ["a", "b", "c"]  # each once
     transport.close()
+
+
+@pytest.mark.parametrize("moving", [True, False])
+def test_a_slow_line_is_waited_for_and_a_dead_one_is_not(monkeypatch, moving):
+    transport, now = Transport(1, timeout_s=180), [0.0]
+    monkeypatch.setattr(transport_module.time, "monotonic", lambda: now[0])
+
+    class Slow(Started):
+        def exception(self, timeout=None):
+            now[0] += 100
+            if moving:
+                transport.arrived(1)
+            if now[0] >= 1000 and not self.done():
+                self.set_result("right")
+            return super().exception(0) if self.done() else None
+
+    slow = Slow(None, transport._closings)
+    slow.set_running_or_notify_cancel()
+    if moving:
+        assert transport.result_of(slow, "x") == "right"
+        return
+    with pytest.raises(StalledError, match="x: no answer for 180 s"):
+        transport.result_of(slow, "x")

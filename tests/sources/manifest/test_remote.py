@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pickle
+import re
 import shutil
 import tempfile
 
@@ -18,6 +19,7 @@ from lit_async_data.errors import ManifestError, MissingError, SourceError
 
 pytest.importorskip("obstore")
 FIELDS, COUNT = {"x": "path", "y": "label"}, 12
+HDF5 = {"x": {"name": "path", "kind": "hdf5", "dataset": "data", "row": "row"}}
 LINES = [f"im/{number}.png,{'ab'[number % 2]}" for number in range(COUNT)]
 
 
@@ -204,3 +206,41 @@ def _tuples(source):
     options = {"batch_size": 5, "shuffle": "none", "workers": 0}
     with contextlib.closing(source), lad.AsyncLoader(source, options) as loader:
         return list(loader)
+
+
+def test_images_that_find_no_room_in_the_cache_bring_one_warning_with_the_share_that_fits(folder, s3, caplog):
+    sizes = [os.path.getsize(folder / "im" / f"{number}.png") for number in range(COUNT)]
+    for share, told in ((0.5, "4[0-9]|5[0-9]"), (3, "")):
+        caplog.clear()
+        given = {"cache": folder.parent / f"cache {share}", "cache_limit": int(share * sum(sizes))}
+        source = lad.ManifestSource(str(folder / "t.csv"), FIELDS, root="s3://bucket", storage_options=s3, **given)
+        for _ in range(2):
+            batches(source)
+        said = [each.getMessage() for each in caplog.records if "has room for" in each.getMessage()]
+        assert len(said) == bool(told)
+        if told:
+            assert re.fullmatch(rf"{given['cache']} has room for about ({told}) % of the files of the table.*", said[0])
+            assert int(re.search("take about (\\d+) bytes", said[0])[1]) == pytest.approx(sum(sizes), rel=0.2)
+
+
+def test_an_error_of_a_store_names_the_row_of_the_table(folder, server, s3):
+    source = lad.ManifestSource(str(folder / "t.csv"), FIELDS, root="s3://bucket", storage_options=s3)
+    server.fault = 403
+    with (
+        contextlib.closing(source),
+        pytest.raises(lad.StoreError, match=r"row 5 of .*t\.csv: s3://.*im/5\.png") as caught,
+    ):
+        source.read_into(np.array([5]), source.spec.empty(1))
+    assert (caught.value.sample_id, caught.value.file) == (5, "s3://bucket/im/5.png")
+
+
+def test_an_error_of_a_store_names_the_row_of_the_table_and_that_of_the_hdf5_file(folder, server, s3):
+    source = lad.ManifestSource(str(folder / "h.csv"), HDF5, root="s3://bucket", storage_options=s3)
+    source.close()
+    server.fault = 403
+    with (
+        contextlib.closing(source),
+        pytest.raises(lad.StoreError, match=r"row 5 of .*h\.csv: .*/data, row 6, by") as caught,
+    ):
+        source.read_into(np.array([5]), source.spec.empty(1))
+    assert (caught.value.sample_id, caught.value.span is None) == (5, False)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import Array, BatchSpec
-from lit_async_data.errors import FormatError, SourceError
+from lit_async_data.errors import AsyncDataError, FormatError, SourceError
 from lit_async_data.order.chunk_order import ChunkExtents
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.order.plan import ChunkGroup
@@ -24,6 +24,7 @@ from lit_async_data.sources.contract.checks import first_good
 from lit_async_data.sources.contract.source import MemoryNeeds, Reading, slowest
 from lit_async_data.sources.files.files import Files
 from lit_async_data.sources.files.identity import FileIdentity
+from lit_async_data.sources.files.mirrored import ASKED_FOR
 from lit_async_data.sources.hdf5.parts.part import ChunkGrouping, StoredPart
 from lit_async_data.sources.hdf5.parts.samples import with_samples
 from lit_async_data.sources.hdf5.parts.stored_field import Kind, StoredField
@@ -134,6 +135,16 @@ class PartReader:
                 own = np.setdiff1d(own, self._part.lacking[key].rows)
             yield from ((reader, own) for _, reader in self.fields[key] if len(own))
 
+    def add_row(self, error: AsyncDataError, samples: Indices) -> None:
+        """Name the first row that needs the bytes which did not come; none if its reader does not fetch."""
+        for sample, key in itertools.product(samples, self.fields):
+            one, field = np.array([sample]), self._part.fields[key]
+            if any(_needs(reader, own, error.span) for reader, own in self._with_rows(one, [key])):
+                values, row = field.values, int(field.window.own(self._part.anchors.rows(one))[0])
+                error.message = str(error).replace(self._part.path, values.at(row), 1)
+                error.args, error.dataset, error.row = (error.message,), values.dataset(row), row
+                return
+
     def _field_reader(self, field: StoredField) -> Reader:
         reader = readers.MaskReader(field.window) if field.mask else self._reader(field.stored)
         return reader if field.mask or field.plain else readers.FieldReader(field, reader)
@@ -160,6 +171,16 @@ class PartReader:
         if name not in self.datasets:
             self.datasets[name] = fastest_reader(stored, self._file, self._cache, name)
         return self.datasets[name]
+
+
+def _needs(reader: Reader, rows: Indices, span: tuple[int, int] | None) -> bool:
+    token = ASKED_FOR.set(span)
+    try:
+        return reader.fetch(Select(rows))
+    except AsyncDataError as error:  # bytes that tell where others are
+        return error.span is not None
+    finally:
+        ASKED_FOR.reset(token)
 
 
 # Decoded bytes that are cached for each dataset between batches, or two slabs if those are larger, so that batches
@@ -243,22 +264,20 @@ class PartReaders:
             self.close()
 
     def _read_part(self, part: int, samples: Indices, out: Mapping[str, Array], keys: Words | None) -> None:
-        own = samples - self.starts[part]
+        self._during(part, samples, functools.partial(PartReader.read, out=out, keys=keys))
+
+    def _during(self, part: int, samples: Indices, call: Callable[[PartReader, Indices], T]) -> T:
+        """Call a method of the reader of a part, whose file is open and checked meanwhile."""
+        file, own = self._files.use(self._file_of[part]), samples - self.starts[part]
         try:
-            self._during(part, PartReader.read, own, out, keys)
-        except SourceError as error:
+            return file.during(functools.partial(call, self.parts[part], own))
+        except AsyncDataError as error:  # some are also an OSError
+            if error.row is None and error.span is not None:
+                self.parts[part].add_row(error, own)
             if error.row is not None and error.sample_id is None:
                 sample = self._stored[part].sample(error.dataset, error.row, own)
                 error.sample_id = None if sample is None else int(self.starts[part]) + sample
             raise
-
-    def _during(self, part: int, call: Callable[..., T], *given: Any) -> T:
-        """Call a method of the reader of a part, whose file is open and checked meanwhile."""
-        file = self._files.use(self._file_of[part])
-        try:
-            return file.during(functools.partial(call, self.parts[part], *given))
-        except SourceError:
-            raise  # some of them are also an OSError
         except (OSError, MemoryError) as error:
             raise source_error(error, file.path, "cannot be read", file=file.path) from error
 
@@ -271,7 +290,7 @@ class PartReaders:
         self._of_each_part(samples, functools.partial(PartReader.decode, chunk_group=chunk_group))
 
     def _of_each_part(self, samples: Indices, call: Callable[[PartReader, Indices], T]) -> list[T]:
-        return [self._during(part, call, samples[where] - self.starts[part]) for part, where in self.by_part(samples)]
+        return [self._during(part, samples[where], call) for part, where in self.by_part(samples)]
 
     def memory(self, chunks: int) -> MemoryNeeds:
         every = list(itertools.chain(*self._datasets.values()))

@@ -313,7 +313,7 @@ def test_a_file_rewritten_while_a_batch_is_read_is_an_error(path, monkeypatch):
     """1. The file is checked. 2. It is rewritten with its old mtime. 3. Values are read. 4. It is checked again."""
     source = HDF5Source(path, ["data"])
     once = PartReader.read
-    monkeypatch.setattr(PartReader, "read", lambda *asked: (rewritten(path), once(*asked)))
+    monkeypatch.setattr(PartReader, "read", lambda *asked, **how: (rewritten(path), once(*asked, **how)))
     with pytest.raises(ChangedError, match="set back"):
         read(source, np.arange(10))
 
