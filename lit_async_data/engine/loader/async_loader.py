@@ -186,6 +186,12 @@ class AsyncLoader(BaseLoader):
 
     @evaluation.setter
     def evaluation(self, evaluation: bool) -> None:
+        if evaluation and isinstance(self.source, MixtureSource) and (mixture := self.order.decks.mixture):
+            step = self.options.batch_size * self.world_size
+            counts = mixture.counts(-(-self.order.decks.length // step) * step)
+            if any(count > len(each) for count, each in zip(counts, self.source.sources, strict=True)):
+                what = f"{self.source.described(counts)}: samples come again, which would count twice in evaluation"
+                raise ConfigError(f"{what}; evaluate each source alone, as in val=[sim, real]", "source")
         options = self._given.evaluated() if evaluation else self._given
         same = evaluation == self._evaluation or (options == self.options and not self._wiring.schedule.shuffled)
         self._evaluation = evaluation

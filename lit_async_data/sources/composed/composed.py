@@ -260,6 +260,8 @@ class ConcatSource(ComposedSource):
         return tuple(part for number, source in enumerate(self.sources) for part in _with_names(source.parts, number))
 
     def column(self, name: str) -> npt.NDArray[Any]:
+        if name == "episode" and (places := self.places()).episodes is not None:
+            return places.named_episodes()
         columns = [source.column(name) for source in self.sources]
         numeric = [column.dtype.kind in "biufc" for column in columns]
         if len(set(numeric)) > 1:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import numbers
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -74,10 +74,12 @@ class MixtureSource(ConcatSource):
         fields, named = fields or {}, ", ".join(map(str, sources))
         if unknown := [name for name in fields if name not in sources]:
             raise ConfigError(f"{unknown[0]!r} is not one of the sources {named}", "fields")
-        self.names, inside, shares = zip(*_flat(sources, fields), strict=True)
-        if len({*self.names}) < len(self.names):
-            raise ConfigError(f"two sources have one name: {', '.join(sorted(self.names))}; rename one", "sources")
-        self.shares = tuple(share / sum(shares) for share in shares)
+        self.names, inside, shares = zip(*_flat(sources, fields, source_key), strict=True)
+        for name in sources:
+            if outer := [other for other in sources if name.startswith(f"{other}/")]:
+                raise ConfigError(f"{name!r} seems to be a source of {outer[0]!r}; rename one of them", "sources")
+        scaled = [share / max(shares) for share in shares]  # whose sum is finite
+        self.shares = tuple(share / sum(scaled) for share in scaled)
         self.source_key, self.epoch = source_key, epoch
         if epoch is not None and not (isinstance(epoch, str) and self.ending):
             self.epoch = whole("epoch", epoch, 1, also=f"one of the sources {named}")
@@ -131,7 +133,9 @@ class MixtureSource(ConcatSource):
         return type(self)(dict(zip(self.names, pairs, strict=True)), epoch=self.epoch, source_key=self.source_key)
 
 
-def _flat(sources: Mapping[str, Any], fields: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, Source, float]]:
+def _flat(
+    sources: Mapping[str, Any], fields: Mapping[str, Mapping[str, str]], source_key: str | None
+) -> Iterator[tuple[str, Source, float]]:
     """Name, source and share, for each source that is no mixture."""
     for name, given in sources.items():
         pair: Any = [given[key] for key in ("source", "share") if key in given] if isinstance(given, Mapping) else given
@@ -140,12 +144,15 @@ def _flat(sources: Mapping[str, Any], fields: Mapping[str, Mapping[str, str]]) -
         source, share = pair
         check_source(f"sources.{name}", source)
         real = isinstance(share, numbers.Real) and not isinstance(share, bool)
-        if not real or not 0 < float(share) < math.inf:
+        if not real or not 0 < pair[1] <= sys.float_info.max:
             raise ConfigError(f"{name} has share {share!r}; give a number above 0, or leave the source out", "sources")
         if not len(source):
             raise ConfigError(f"{name} has no samples ({source.name}); leave it out", "sources")
         inside: Iterable[tuple[str, Source, float]] = [("", source, 1.0)]
         if isinstance(source, MixtureSource):
+            if source.epoch is not None or source.source_key not in ("source", None, source_key):
+                what = f"epoch={source.epoch!r}, source_key={source.source_key!r}"
+                raise ConfigError(f"{name} is a mixture with {what}; only the outermost mixture has these", "sources")
             inside = zip((f"/{inner}" for inner in source.names), source.sources, source.shares, strict=True)
         for inner, part, own in inside:
             yield name + inner, _Renamed(part, fields[name], name) if name in fields else part, float(share) * own

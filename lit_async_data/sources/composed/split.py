@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import math
@@ -41,6 +40,8 @@ class Groups(NamedTuple):
 def groups_of(source: Source, given: Any, places: Places, option: str = "groups") -> Groups:
     if not isinstance(given, str):
         return _of_values(source, given, "the given array", option)
+    if given == "episode" and places.episodes is not None:  # ids, also if a field of that name has classes
+        return _of_values(source, source.column(given), given, option)
     if given.startswith(COLUMN):
         return _of_column(source, given.removeprefix(COLUMN), option)
     found = _of_rule(source, given.removeprefix(RULE), places, option)
@@ -52,7 +53,8 @@ def groups_of(source: Source, given: Any, places: Places, option: str = "groups"
 def stored_values(source: Source, by: Any, places: Places) -> Groups:
     """Groups of stored folds or sides, by the name of the class if there is one; −100 has an empty name."""
     found = groups_of(source, by, places, "by")
-    field = source.spec.fields.get(by.removeprefix(COLUMN)) if isinstance(by, str) else None
+    named = isinstance(by, str) and (by != "episode" or places.episodes is None)
+    field = source.spec.fields.get(by.removeprefix(COLUMN)) if named else None
     texts = field and field.classes
     names = [n if n != str(IGNORED) else "" for n in found.names]
     names = [texts[int(n)] if n else "" for n in names] if texts else names
@@ -527,8 +529,7 @@ def _sample_keys(source: Source, places: Places, seed: int) -> Words:
         what = f"each sample is a window that shares values with the next {overlap}, so the sides would share values; "
         if len(places.parts) > 1:
             what += "groups='file' or groups='group' keeps the windows of a file or group together, "
-        with contextlib.suppress(MissingError):
-            source.column("episode")
+        if places.episodes is not None:
             what += "groups='episode' those of an episode, "
         raise ConfigError(f"{what}groups='time' cuts with a gap", "groups")
     parts = derived_keys(seed, hashed([part.name for part in places.parts]))

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.batch.spec import TENSOR_TYPES, Array, contradict, listed_names, longest_of
+from lit_async_data.batch.spec import TENSOR_TYPES, Array, BatchSpec, contradict, listed_names, longest_of
 from lit_async_data.errors import ConfigError, FormatError, SourceError
 from lit_async_data.sources.contract.source import Source, read_all
 
@@ -57,6 +57,8 @@ def check_source(name: str, given: object, kinds: str = "a source") -> None:
 def check_same(sources: Sequence[Source], number: int, named: Callable[[int], str], alike: str) -> None:
     specs = [longest_of([source.spec for source in sources[:number]]), sources[number].spec]
     first, other = longest_of(specs), longest_of(specs[::-1])
+    if first.as_mapping and other.as_mapping and {*first} == {*other}:  # the order of keys in dicts says nothing
+        other = BatchSpec({key: other[key] for key in first}, as_mapping=True)
     before, own = specs
     conflict = next((key for key in before if key in own and contradict(before[key].named, own[key].named)), None)
     if first == other and conflict is None:

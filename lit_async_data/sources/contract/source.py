@@ -145,6 +145,7 @@ class Places:
     parts: tuple[Part, ...]  # with distinct file, group and name; ``samples`` is undefined
     which: Indices  # index of each sample's part
     rows: Indices  # of each sample in the complete part; the same in a subset, and when other parts are added
+    episodes: npt.NDArray[Any] | None = None  # the id of each sample's episode in its part; None if it has none
 
     def __repr__(self) -> str:
         return f"<Places of {len(self.rows):,} samples of {len(self.parts):,} part{'s' * (len(self.parts) > 1)}>"
@@ -152,15 +153,30 @@ class Places:
     @staticmethod
     def joined(several: Iterable[Places]) -> Places:
         listed = list(several)
+        ids: list[Any] = [places.episodes for places in listed]
         first = starts([len(places.parts) for places in listed])
         return _distinct(
             tuple(part for places in listed for part in places.parts),
             np.concatenate([places.which + begin for places, begin in zip(listed, first, strict=False)]),
             np.concatenate([places.rows for places in listed]),
+            None if any(each is None for each in ids) else np.concatenate(ids),
         )
 
     def taken(self, samples: Indices) -> Places:
-        return Places(self.parts, self.which[samples], self.rows[samples])
+        episodes = None if self.episodes is None else self.episodes[samples]
+        return Places(self.parts, self.which[samples], self.rows[samples], episodes)
+
+    def named_episodes(self) -> npt.NDArray[Any]:
+        """The id of each sample's episode, behind the name of its part if two parts have one id."""
+        assert self.episodes is not None
+        ids, codes = np.unique(self.episodes, return_inverse=True)
+        pairs, numbers = np.unique(self.which * len(ids) + codes, return_inverse=True)
+        if len(pairs) == len(ids):
+            return self.episodes
+        names = [part.name for part in self.parts]
+        names = names if len({*names}) == len(names) else [f"{part.name} of {part.file}" for part in self.parts]
+        texts = [f"{names[pair // len(ids)]}:{ids[pair % len(ids)]}" for pair in pairs.tolist()]
+        return np.array(texts, object)[numbers]
 
     def order(self) -> Indices:
         """The samples sorted by part and row, stable."""
@@ -168,18 +184,18 @@ class Places:
         return np.argsort(self.which * (self.rows.max() + 1) + self.rows, kind="stable")
 
 
-def _distinct(parts: tuple[Part, ...], which: Indices, rows: Indices) -> Places:
+def _distinct(parts: tuple[Part, ...], which: Indices, rows: Indices, episodes: Any = None) -> Places:
     # A file that several concatenated sources share is one part.
     codes, names = numbered(part[:3] for part in parts)
     if len(names) == len(parts):
-        return Places(parts, which, rows)
+        return Places(parts, which, rows, episodes)
     firsts = np.unique(codes, return_index=True)[1]
     for part, code in zip(parts, codes.tolist(), strict=True):
         if part.rows != parts[firsts[code]].rows:
             what = "occurs twice with different rows or windows, so overlaps cannot be found"
             ways = "split each source of this file first, then concatenate the sides"
             raise ConfigError(f"{part.file} {what}; {ways}", "source", file=part.file)
-    return Places(tuple(parts[first] for first in firsts.tolist()), codes[which], rows)
+    return Places(tuple(parts[first] for first in firsts.tolist()), codes[which], rows, episodes)
 
 
 def numbered(names: Iterable[_Name]) -> tuple[Indices, list[_Name]]:

@@ -32,6 +32,11 @@ class Episodes(NamedTuple):
         """The episode of each row; for rows of no episode, one that does not contain them."""
         return np.searchsorted(self.begins, rows, side="right") - 1
 
+    def with_edges(self) -> Episodes:
+        """Episodes end to end, each with one row more."""
+        ends = np.cumsum(self.ends - self.begins + 1)
+        return Episodes(np.append(0, ends[:-1]), ends)
+
     def of(self, rows: Indices) -> Episodes:
         """The episode of each row. A single one is not repeated, but broadcasts."""
         if len(self.begins) == 1:
@@ -103,8 +108,9 @@ class Window:
     # How windows that reach beyond their episode are filled; None if there are none.
     pad: Literal["last", "zero"] | None = None
     episodes: Episodes = dataclasses.field(default_factory=lambda: Episodes.whole(0))  # if windows are padded
-    # If the field has a value for each anchor: the anchors, ascending, and the row of each value; else None.
+    # If the rows of the field are not those of anchors: the anchors, ascending, and the row of each; else None.
     at: tuple[Indices, Indices] | None = None
+    edge: bool = False  # whether each episode has one row more than anchors
 
     @functools.cached_property
     def _offsets(self) -> Indices:
@@ -122,7 +128,7 @@ class Window:
     @property
     def inside(self) -> Span:
         """The rows around an anchor that must lie inside its episode."""
-        return (0, 1) if self.pad else self.span
+        return (0, 1) if self.pad else (self.span[0], self.span[1] - self.edge)
 
     @property
     def reach(self) -> Span:
@@ -182,6 +188,7 @@ class TimedWindow(Window):
     times: Any = None  # of the rows of the field, ascending; None until they are known
     anchor_times: Any = None
     slack: float = 0.0  # a distance that is none
+    interval: float = 0.0  # the median interval between times of one episode
 
     def __str__(self) -> str:
         edges = f"{min(self.offsets):g} to {max(self.offsets):g} s from its own, within {self.tolerance:g} s"
@@ -203,6 +210,22 @@ class TimedWindow(Window):
     def extent(self, anchors: Indices) -> tuple[Indices, Indices]:
         rows = dataclasses.replace(self, offsets=(min(self.offsets), max(self.offsets))).rows(anchors)
         return rows[:, 0], rows[:, 1]
+
+    @property
+    def doubt(self) -> str:
+        """Why the times are hardly the seconds that offsets are; empty if they may be."""
+        own, reach = self.anchor_times, max(0, *self.offsets) - min(0, *self.offsets)
+        what = f"the times in {self.time} lie {self.interval:.6g} apart (median)"
+        whole = (self._offsets % 1).any() and not (self.times % 1).any()
+        if self.interval > 0.99 and (0 < 2 * reach < self.interval or whole):
+            unit = ("ms", "µs", "ns")[min(int(np.log10(self.interval + 0.01)) // 3, 2)]
+            cure = f"if they are {unit}, give offsets and tolerance in {unit} too, or write the times in seconds"
+            return f"{what}, but offsets reach {reach:.6g} s; {cure}"
+        first, last = dataclasses.replace(self, offsets=(0,)).rows(np.array([0, len(own) - 1]))[:, 0]
+        if (last - first + 1) * 100 < min(len(own), len(self.times)):
+            places = f"from {own[0]:.6g} to {own[-1]:.6g}, are at {last - first + 1} of its {len(self.times)} rows"
+            return f"{what}, and {len(own)} samples, {places}; both clocks need one unit, and one time that is 0"
+        return ""
 
     def wanted(self, anchors: Indices) -> Array:
         """The times of the rows, shape (n, window)."""

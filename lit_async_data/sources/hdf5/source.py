@@ -223,7 +223,7 @@ class HDF5Source(Source):
             part_samples.check_null(parts, request.fields)
             parts = with_longest(parts if joined is None else joined.join(parts, list(chosen)))
             spec = BatchSpec(common_fields(parts), as_mapping=as_mapping)
-            log_warnings(parts[0])
+            log_warnings(parts)
             parts = parts if request.rows or rows is None else part_samples.select_rows(parts, rows, found)
             left_out = part_samples.rows_left_out(parts) if rows is None else part_samples.parts_left_out(parts)
             parts = part_samples.drop_empty(parts)
@@ -304,8 +304,11 @@ class HDF5Source(Source):
     def places(self) -> contract.Places:
         """The part and row of each sample, where windows of one episode share rows with none of another."""
         places, parts = super().places(), self._opened.parts
-        apart = [part.own_episodes * part.anchors.count for part in parts if part.given_episodes]
-        return dataclasses.replace(places, rows=places.rows + np.concatenate(apart)) if apart else places
+        if parts[0].given_episodes is None:
+            return places
+        rows = places.rows + np.concatenate([part.own_episodes * part.anchors.count for part in parts])
+        ids = [part.episode_ids[part.own_episodes] for part in parts if part.episode_ids is not None]
+        return dataclasses.replace(places, rows=rows, episodes=np.concatenate(ids) if len(ids) == len(parts) else None)
 
     @property
     def stored_parts(self) -> tuple[StoredPart, ...]:
@@ -343,12 +346,11 @@ class HDF5Source(Source):
         """One value for each sample: a field of single numbers, a column of the table, or a dataset in each part.
 
         Where each group or dataset is a sample, ``"group"`` is its file and name. With ``episodes``, ``"episode"`` is
-        the number of the episode, counted over all parts.
+        the id of the episode in the file, else its number there; behind the name of its part, as ``"a.h5:0"``, if
+        another part has the same.
         """
-        if name == "episode" and self._opened.parts[0].given_episodes is not None:
-            firsts = np.cumsum([0, *(len(part.episodes.begins) for part in self._opened.parts)])
-            pairs = zip(firsts[:-1], self._opened.parts, strict=True)
-            return np.concatenate([first + part.own_episodes for first, part in pairs])
+        if name == "episode" and (of_parts := self.places()).episodes is not None:
+            return of_parts.named_episodes()
         if name == "group" and self._opened.parts[0].names is not None:
             places = self.locate(range(len(self)))
             return np.array([f"{self._opened.names[place.file]}:{place.group}" for place in places], object)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lit_async_data import (
+    AsyncDataModule,
     AsyncLoader,
     ConcatSource,
     ConfigError,
@@ -255,7 +256,19 @@ SIM, REAL = arrays(300), arrays(20)
         ({}, {}, "names no sources"),
         ([SIM, REAL], {}, "names no sources"),
         ({0: (SIM, 1)}, {}, "give a source and its share: '0'"),
-        ({"a": (MixtureSource({"b": (SIM, 1)}), 1), "a/b": (REAL, 1)}, {}, "two sources have one name: a/b, a/b"),
+        ({"a": (MixtureSource({"b": (SIM, 1)}), 1), "a/b": (REAL, 1)}, {}, "'a/b' seems to be a source of 'a'; rename"),
+        ({"a/b": (SIM, 1), "a": (REAL, 1)}, {"epoch": "a"}, "'a/b' seems to be a source of 'a'; rename"),
+        ({"sim": (SIM, 10**400)}, {}, "sim has share 1000"),
+        (
+            {"in": (MixtureSource({"b": (SIM, 1)}, epoch="b"), 1)},
+            {},
+            "sources: in is a mixture with epoch='b', source_key='source'; only the outermost mixture has these",
+        ),
+        (
+            {"in": (MixtureSource({"b": (SIM, 1)}, source_key="robot"), 1)},
+            {},
+            "in is a mixture with epoch=None, source_key='robot'; only the outermost",
+        ),
         ({"sim": (arrays(0), 1)}, {}, r"sim has no samples \(ArraySource\)"),
         (
             {"sim": (SIM, 1)},
@@ -318,3 +331,49 @@ def test_a_share_too_small_for_one_sample_is_refused(epoch):
     mixture = MixtureSource({"sim": (SIM, 1), "real": (REAL, 1e-9)}, epoch=epoch)
     with pytest.raises(ConfigError, match=f"real has share 1e-09, too little .* an epoch of {epoch or 300} samples"):
         AsyncLoader(mixture, {"batch_size": 4})
+
+
+@pytest.mark.parametrize("share", [1e308, 1e-308, 5])
+def test_shares_of_any_size_are_proportions(share):
+    with AsyncLoader(MixtureSource({"a": (SIM, share), "b": (REAL, share)}), {"batch_size": 8}) as loader:
+        assert np.bincount(next(loader)["source"]).tolist() == [4, 4]
+
+
+def test_an_inner_mixture_may_have_the_key_of_the_outer_one():
+    for key in (None, "source", "robot"):
+        inner = MixtureSource({"p": (SIM, 1)}, source_key=key)
+        assert MixtureSource({"in": (inner, 1)}, source_key=key or "robot").names == ("in/p",)
+
+
+def test_keys_of_dicts_come_in_any_order():
+    other = ArraySource({"y": np.arange(50) + 1000, "x": np.full((50, 3), 7.0)})
+    for source in (MixtureSource({"sim": (SIM, 1), "other": (other, 1)}), ConcatSource([SIM, other])):
+        check_contract(source)
+        assert list(source.spec)[:2] == ["x", "y"]
+        with AsyncLoader(source, {"batch_size": 50, "shuffle": "global"}) as loader:
+            batch = next(loader)
+        assert ((batch["x"] == 7).all(axis=1) == (batch["y"] >= 1000)).all()
+
+
+def test_keys_of_tuples_come_in_one_order(stored):
+    tuples = [HDF5Source(stored[0] / "sim.h5", list(keys)) for keys in ("xy", "yx")]
+    with pytest.raises(FormatError, match=r"has tuples of y, x, but .* has tuples of x, y"):
+        ConcatSource(tuples)
+
+
+@pytest.mark.parametrize(("epoch", "batch_size", "world_size"), [(None, 8, 1), (70, 8, 1), (64, 8, 3)])
+def test_evaluation_refuses_a_mixture_whose_samples_come_again(epoch, batch_size, world_size):
+    loader = AsyncLoader(mixed(epoch=epoch), {"batch_size": batch_size}, world_size=world_size)
+    with pytest.raises(ConfigError, match=r"of real \(.* × its 20\): samples come again.* val=\[sim, real\]"):
+        loader.evaluation = True
+    assert not loader.evaluation
+    val = AsyncDataModule(train=SIM, val=mixed(), loader={"batch_size": 8})
+    with pytest.raises(ConfigError, match="samples come again"):
+        val.val_dataloader()
+
+
+def test_evaluation_takes_a_mixture_without_repeats():
+    with AsyncLoader(mixed(epoch=64), {"batch_size": 8, "shuffle": True}) as loader:
+        loader.evaluation = True
+        seen = np.concatenate([batch["y"] for batch in loader])
+    assert len({*seen.tolist()}) == len(seen) == 64

@@ -43,7 +43,7 @@ def test_sources_that_differ_are_refused_by_name():
         (BatchSpec({"x": plain, "y": FieldSpec((4,), np.dtype("u1"))}, as_mapping=True), r"'y' has shape \(4,\) in"),
         (BatchSpec({"x": FieldSpec((3,), np.dtype("f4")), "y": plain}, as_mapping=True), "'x' has dtype float32 in"),
         (BatchSpec({"x": plain}, as_mapping=True), "has dicts of x, but"),
-        (BatchSpec({"y": plain, "x": plain}, as_mapping=True), "has dicts of y, x, but"),
+        (BatchSpec({"y": plain, "z": plain}, as_mapping=True), "has dicts of y, z, but"),
         (BatchSpec({"x": plain, "y": plain}, as_mapping=False), "has tuples of x, y, but"),
     ]:
         with pytest.raises(FormatError, match=message) as caught:

@@ -6,7 +6,17 @@ import pytest
 from support.files.encoded_images import IMAGES
 from support.sources.oracle import read, refused
 
-from lit_async_data import AsyncLoader, ConfigError, CorruptError, Field, FormatError, HDF5Source, MissingError, split
+from lit_async_data import (
+    AsyncLoader,
+    ConcatSource,
+    ConfigError,
+    CorruptError,
+    Field,
+    FormatError,
+    HDF5Source,
+    MissingError,
+    split,
+)
 
 LENGTHS = [7, 1, 12, 3, 20, 2]
 ROWS = sum(LENGTHS)
@@ -164,7 +174,7 @@ def test_rows_that_begin_no_window_and_episodes_that_are_too_short_are_said(h5):
         ),
         ("again", FormatError, ["again, row 8: ", "0 begins an episode again", "episodes={'flags': NAME}"]),
         ({"ends": "falling"}, CorruptError, ["falling, row 1: ", "never fall"]),
-        ({"ends": "beyond"}, CorruptError, ["beyond, row 1: ", "of 12"]),
+        ({"ends": "beyond"}, CorruptError, ["beyond, row 1: 5 to 13 of 12", "ends must never fall, nor exceed 12"]),
         ({"lengths": "negative"}, CorruptError, ["negative, row 1: ", "not be negative"]),
         (
             {"starts": "short", "lengths": "short"},
@@ -176,6 +186,14 @@ def test_rows_that_begin_no_window_and_episodes_that_are_too_short_are_said(h5):
         ({"ends": ["short", "beyond"]}, ConfigError, ["episodes: ", "neither"]),
         ({"ends": "short", "flags": "again"}, ConfigError, ["episodes: ", "neither"]),
         ({"end": "short"}, ConfigError, ["episodes: ", "neither"]),
+        ({"flags": []}, ConfigError, ["episodes: {'flags': []} is neither"]),
+        ({"flags": ["again", 3]}, ConfigError, ["episodes: ", "neither"]),
+        ({"ends": "/"}, ConfigError, ["episodes: {'ends': '/'} is neither"]),
+        ("", ConfigError, ["episodes: '' is neither"]),
+        *(
+            (rule, FormatError, ["none: holds no episode for 12 rows; write their bounds, or leave the file out"])
+            for rule in ({"ends": "none"}, {"lengths": "none"}, {"starts": "none", "lengths": "none"})
+        ),
         (3, ConfigError, ["episodes: 3 is neither"]),
         ({}, ConfigError, ["episodes: {} is neither"]),
     ],
@@ -190,6 +208,7 @@ def test_wrong_episodes_are_named(h5, episodes, error, said):
         beyond=[5, 13],
         negative=[5, -1, 3],
         fractions=[0.5, 7],
+        none=np.zeros(0, int),
     )
     refused(error, said, path, {"x": "x"}, episodes=episodes)
 
@@ -208,3 +227,60 @@ def test_episodes_are_of_rows(h5):
 def test_flags_are_not_taken_for_ids(h5):
     path = h5(x=np.arange(6), dones=np.arange(6) == 5)
     refused(ConfigError, ["dones holds flags, not ids; write {'flags': NAME}"], path, {"x": "x"}, episodes="dones")
+
+
+NAMED = {"numbers": [7, 9], "again": [9, 8], "texts": [b"u", b"v"], "other": [0, 1]}
+
+
+def numbered(h5, name, **more):
+    ids = {key: np.repeat(of, [4, 6]) for key, of in NAMED.items()}
+    return h5(f"{name}.h5", x=np.arange(10), ends=[4, 10], **ids, **more)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ([("a", "numbers")], [7, 9]),
+        ([("a", "texts")], ["u", "v"]),
+        ([("a", {"ends": "ends"})], [0, 1]),
+        ([("a", "numbers"), ("b", "other")], [0, 1, 7, 9]),
+        ([("a", "numbers"), ("b", "again")], ["a.h5:7", "a.h5:9", "b.h5:8", "b.h5:9"]),
+        ([("a", "texts"), ("b", "texts")], ["a.h5:u", "a.h5:v", "b.h5:u", "b.h5:v"]),
+        ([("a", {"ends": "ends"}), ("b", {"ends": "ends"})], ["a.h5:0", "a.h5:1", "b.h5:0", "b.h5:1"]),
+    ],
+    ids=str,
+)
+def test_the_id_of_an_episode_is_that_of_the_file_and_one_of_its_file(h5, given, found):
+    (paths, rules), fields = zip(*given, strict=True), {"x": Field("x", window=(0, 2))}
+    paths = [numbered(h5, name) for name in paths]
+    apart = ConcatSource([HDF5Source(path, fields, episodes=rule) for path, rule in zip(paths, rules, strict=True)])
+    together = [HDF5Source(paths, fields, episodes=rules[0])] * (len({*map(str, rules)}) == 1)
+    for source in (apart, *together):
+        names = source.column("episode")
+        assert len(names) == len(source)
+        assert np.unique(names).tolist() == found
+        sides = split(source, {"train": found[:1], "val": found[1:]}, groups="episode")
+        assert set(sides["train"].column("episode")) == {found[0]}
+        drawn = split(source, {"train": 0.5, "val": 0.5}, groups="episode")
+        assert set(drawn["train"].column("episode")).isdisjoint(drawn["val"].column("episode"))
+
+
+def test_sides_of_one_file_have_its_episodes_and_files_of_one_name_have_others(h5, tmp_path):
+    for folder in "pq":
+        (tmp_path / folder).mkdir()
+    (first, second), rule = (numbered(h5, f"{folder}/x") for folder in "pq"), "numbers"
+    source, other = (HDF5Source(path, ["x"], episodes=rule) for path in (first, second))
+    sides = split(source, {"train": 0.5, "val": 0.5})
+    assert np.unique(ConcatSource([*sides.values()]).column("episode")).tolist() == [7, 9]
+    names = np.unique(ConcatSource([sides["val"], other]).column("episode")).tolist()
+    assert names == [f"x.h5 of {path}:{number}" for path in (first, second) for number in (7, 9)]
+
+
+def test_a_dataset_named_episode_is_hidden_by_ids_only(h5):
+    path = numbered(h5, "a", episode=np.repeat([5, 6, 7], [4, 3, 3]))
+    by_ends, by_ids = (HDF5Source(path, ["x"], episodes=each) for each in ({"ends": "ends"}, "numbers"))
+    assert np.unique(by_ends.column("episode")).tolist() == [5, 6, 7]
+    assert np.unique(by_ids.column("episode")).tolist() == [7, 9]
+    keyed = HDF5Source(path, {"x": "x", "episode": Field("texts", kind="text")}, episodes="texts")
+    sides = split(keyed, {"train": ["u"], "val": ["v"]}, by="episode")
+    assert {name: set(side.column("episode")) for name, side in sides.items()} == {"train": {"u"}, "val": {"v"}}

@@ -123,9 +123,12 @@ def test_a_part_without_a_sample_is_said(h5, caplog):
     ("options", "error", "said"),
     [
         ({"time": "nothing"}, MissingError, ["has no dataset 'nothing'"]),
+        ({"time": "nothing", "offsets": [0]}, MissingError, ["has no dataset 'nothing'"]),
+        ({"time": "nothing", "offsets": None}, MissingError, ["has no dataset 'nothing'"]),
         ({"time": "falls"}, FormatError, ["falls, row 3: 0.1 s comes after 0.2 s; times must rise"]),
+        ({"time": "unsigned"}, FormatError, ["unsigned, row 1: 4 s comes after 5 s; times must rise"]),
         ({"time": "repeats"}, FormatError, ["repeats, row 2: 0.1 s comes after 0.1 s"]),
-        ({"time": "few"}, FormatError, ["few: has shape (3,); it must have one value for each of the 5 rows"]),
+        ({"time": "few"}, FormatError, ["few: has shape (3,)", "if these are times of other rows, the field"]),
         ({"time": "words"}, FormatError, ["words: holds object, not seconds"]),
         ({"time": "nan"}, FormatError, ["nan, row 2: nan s comes after 1.0 s"]),
         ({"time": ""}, ConfigError, ["time: '' is not", "missing"][1:]),
@@ -145,6 +148,7 @@ def test_wrong_times_are_named(h5, options, error, said):
         t=np.arange(5) / 10,
         falls=[0, 0.1, 0.2, 0.1, 0.3],
         repeats=[0, 0.1, 0.1, 0.2, 0.3],
+        unsigned=np.array([5, 4, 6, 7, 8], "u4"),
         few=[0, 1, 2],
         words=["a", "b", "c", "d", "e"],
         nan=[0, 1, np.nan, 3, 4],
@@ -220,3 +224,65 @@ def test_without_other_fields_the_first_gives_the_times_of_the_samples(h5, rows)
     np.testing.assert_allclose(batch["force"][45], [1.4, 1.5])
     said = ["have the times cam_t and force_t; name the times of the samples: Field('cam') needs time=NAME"]
     refused(ConfigError, said, path, {"row": "cam", **fields})
+
+
+REACH = "but offsets reach 0.2 s"
+
+
+@pytest.mark.parametrize(
+    ("times", "offsets", "said"),
+    [
+        (
+            (33, "i4"),
+            [-0.2, 0.0],
+            [f"lie 33 apart (median), {REACH}; if they are ms, give offsets and tolerance in ms"],
+        ),
+        ((33.3, "f8"), [-0.2], [f"lie 33.3 apart (median), {REACH}; if they are ms"]),
+        ((33_333, "f8"), [-0.1, 0.1], [f"lie 33333 apart (median), {REACH}; if they are µs"]),
+        ((33_333_333, "i8"), [-0.2, 0.0], [f"{REACH}; if they are ns"]),
+        ((1, "i8"), [-2.5, 0.0, 2.5], ["lie 1 apart (median), but offsets reach 5 s; if they are ms"]),
+        ((33, "i4"), [-200, 0], []),
+        ((3600, "i8"), [-7200, 0], []),
+        ((1 / 30, "f8"), [-0.2, 0.0], []),
+        ((1 / 30, "f8"), [-0.01], []),
+        ((10.0, "f8"), [0.0], []),
+    ],
+    ids=str,
+)
+def test_times_that_are_hardly_seconds_bring_one_warning(h5, caplog, times, offsets, said):
+    step, dtype = times
+    first = 1_700_000_000_000_000_000 if said and "ns" in said[0] else 0
+    paths = [h5(f"{n}.h5", x=np.arange(300), t=(first + np.arange(300) * step).astype(dtype)) for n in range(2)]
+    with caplog.at_level(logging.WARNING):
+        HDF5Source(paths, {"x": Field("x", offsets=offsets, time="t", pad="last")})
+    assert len(caplog.records) == len(said)
+    for text in said:
+        assert f"{paths[0]}: x: the times in t lie" in caplog.text
+        assert text in caplog.text
+
+
+@pytest.mark.parametrize(("scale", "first"), [(1000, 0), (10**9, 0), (1, 1.7e9)])
+def test_a_sensor_on_another_clock_than_the_samples_brings_a_warning(h5, caplog, scale, first):
+    path = h5(a=np.arange(900), at=np.arange(900) / 30, s=np.arange(3000), st=first + np.arange(3000) / 100 * scale)
+    with caplog.at_level(logging.WARNING):
+        HDF5Source(path, {"a": Field("a", time="at"), "s": Field("s", offsets=[0.0], time="st", pad="last")})
+    said = "900 samples, from 0 to 29.9667, are at "
+    assert said in caplog.text
+    assert "of its 3000 rows; both clocks need one unit, and one time that is 0" in caplog.text
+
+
+@pytest.mark.parametrize(("first", "said"), [(1.7e9, "to 128 s"), (6e5, "to 0.0625 s")])
+def test_float32_too_coarse_to_tell_the_rows_apart_is_an_error(h5, first, said):
+    times = (first + np.arange(300) / 30).astype("f4")
+    path = h5(x=np.arange(300), t=times, u=first + np.arange(300) / 30)
+    said = ["t: float32 rounds times near", said, "write float64, or seconds since the first row"]
+    refused(FormatError, said, path, {"x": Field("x", offsets=[-0.2, 0.0], time="t")})
+    timed = Field("x", offsets=[0.0], time="u")
+    refused(FormatError, said, path, {"x": Field("x", time="t"), "y": timed})
+    assert len(HDF5Source(path, {"x": Field("x", time="u"), "y": timed})) == 300
+
+
+def test_times_that_begin_again_want_episodes(h5):
+    path = h5(x=np.arange(6), t=[0, 0.1, 0.2, 0, 0.1, 0.2])
+    said = ["t, row 3: 0.0 s comes after 0.2 s", "if they begin again in each episode, write episodes="]
+    refused(FormatError, said, path, {"x": Field("x", offsets=[0.0], time="t")})

@@ -172,6 +172,8 @@ class StoredPart:
     lacking: Mapping[str, Lacking] = dataclasses.field(default_factory=dict)  # by batch key
     absent: Mapping[str, SourceError] = dataclasses.field(default_factory=dict)  # why no row has a field, by batch key
     given_episodes: Episodes | None = None  # None if the part is one
+    # Of each episode, as the file gives them, or by number. None if a field or dataset has the name ``episode``.
+    episode_ids: npt.NDArray[Any] | None = None
     clock: Clock | None = None  # turns seconds into rows, if the user chose rows by seconds
 
     @property
@@ -230,7 +232,7 @@ class StoredPart:
         """The rows that are read around an anchor, by `dataset_key`; None for datasets without a row per anchor."""
         spans: dict[str, Span | None] = {}
         for field in self.fields.values():
-            if not field.regular or field.window.at:
+            if not field.regular:
                 spans |= dict.fromkeys(map(self.dataset_key, field.datasets), None)
                 continue
             for key in map(self.dataset_key, field.datasets):
@@ -251,7 +253,7 @@ class StoredPart:
                 continue
             reads = (first <= row) & (row <= last)
             if not field.window.consecutive:
-                reads &= (field.window.rows(anchors) == row).any(axis=1)
+                reads &= (field.window.rows(field.window.own(anchors)) == row).any(axis=1)
             if reads.any():
                 return int(among[reads.argmax()])
         return None
@@ -340,12 +342,9 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
         what += "out and take labels[batch['index']], with return_indices=True"
         raise ConfigError(what, f"fields.{next(iter(of_anchors))}.per")
     rows, anchored = _anchored(fields)
-    _check_lengths(group.path, anchored, chosen=request.rows is not None)
-    episodes = None if request.episodes is None else episodes_of(group, request.episodes, rows)
-    clock = _clock_of_samples([field for key, field in request.fields.items() if key in fields])
-    read = functools.cache(functools.partial(times_of, group, episodes))
-    change = functools.cache(functools.partial(_placed, read, clock, rows, episodes))  # a mask shares its field's
-    fields = {key: each.with_window(change) for key, each in fields.items()}
+    _check_lengths(group.path, anchored, chosen=request.rows is not None, episodic=request.episodes is not None)
+    episodes, ids = (None, None) if request.episodes is None else _episodes(group, request, rows)
+    fields = _placed_fields(group, request, fields, rows, episodes)
     packed = group.node(PACKED_PARTS) if any(field.rows is not None for field in request.fields.values()) else None
     if isinstance(packed, h5py.Dataset) and len(packed) > 1 and request.rows is None:
         what = "were packed end to end, and windows cross them; pack again with --keep-parts"
@@ -359,7 +358,7 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
     outside = b"refers to a place outside of the file; restore the file"
     lacking = {key: Lacking(own, np.array([outside] * len(own))) for key, own in lost.items() if len(own)}
     part = StoredPart(group.path, group.group, fields, WindowStarts(0, 1, rows), lacking=lacking)
-    part = dataclasses.replace(part, clock=_clock(group, request.rate), given_episodes=episodes)
+    part = dataclasses.replace(part, clock=_clock(group, request.rate), given_episodes=episodes, episode_ids=ids)
     part = dataclasses.replace(part, anchors=WindowStarts.within(part.episodes, part.inside, request.stride))
     if part.timed and not (there := part.complete(part.own_rows)).all():
         anchors = WindowStarts.at(part.own_rows[there]) if there.any() else WindowStarts(0, 1, 0)
@@ -370,9 +369,33 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
         given = member_of(dataset[...], member)
         part = part.at(row_numbers(given, part.rows, where, request.rows, clock=part.clock))
     fields |= {key: _at_anchors(field, part) for key, field in of_anchors.items()}
-    if any(field.attr or field.per for field in request.fields.values()):
+    if any(field.attr or field.per == "anchor" for field in request.fields.values()):
         fields = {key: fields[key] for key in [*request.fields, *fields]}
     return dataclasses.replace(part, fields=fields)
+
+
+def _episodes(group: OpenGroup, request: PartRequest, rows: int) -> tuple[Episodes, npt.NDArray[Any] | None]:
+    episodes, ids = episodes_of(group, request.episodes, rows)
+    named = "episode" in request.fields or isinstance(group.node(group.name("episode")), h5py.Dataset)
+    return episodes, np.arange(len(episodes.begins)) if ids is None and not named else ids
+
+
+def _placed_fields(
+    group: OpenGroup, request: PartRequest, fields: Mapping[str, StoredField], rows: int, episodes: Episodes | None
+) -> dict[str, StoredField]:
+    """The fields with windows that keep to episodes, and know the times of rows and samples."""
+    edges = int((episodes or Episodes.whole(rows)).with_edges().ends[-1])
+    for located in (field.located for field in fields.values() if field.window.edge):
+        if located.rows != edges:
+            need = f"needs {edges}, one more than rows in each part or episode, of {rows} rows in all"
+            raise located.error(FormatError, f"has {located.rows} values, but per='edge' {need}")
+    clock = _clock_of_samples([field for key, field in request.fields.items() if key in fields])
+    read = functools.cache(functools.partial(times_of, group, episodes))
+    for field in request.fields.values():
+        if field.time and not field.seconds:
+            read(field.time, rows)
+    change = functools.cache(functools.partial(_placed, read, clock, rows, episodes))  # a mask shares its field's
+    return {key: each.with_window(change) for key, each in fields.items()}
 
 
 def _inspect_fields(
@@ -396,13 +419,15 @@ def _inspect_fields(
         if twice:
             what = f"{twice.pop()} is the key of the lengths or the mask of {key}; give that field another key"
             raise ConfigError(what, "fields")
-        (of_anchors if field.per else fields).update(inspected)
+        (of_anchors if field.per == "anchor" else fields).update(inspected)
     return fields, of_anchors, empty
 
 
 def _anchored(fields: Mapping[str, StoredField]) -> tuple[int, dict[str, StoredField]]:
     """The number of rows, and the fields that have them: all without seconds, if there are such; else the first."""
-    own = [(key, field) for key, field in fields.items() if field.window.at is None]
+    own = [(key, field) for key, field in fields.items() if field.window.at is None and not field.window.edge]
+    if not own:
+        raise ConfigError("all have a value per edge; the rows need a field with a value for each", "fields")
     found = dict([pair for pair in own if not isinstance(pair[1].window, TimedWindow)] or own[:1])
     return next(iter(found.values())).located.rows, found
 
@@ -423,6 +448,10 @@ def _placed(
     read: Callable[..., npt.NDArray[Any]], clock: str | None, rows: int, episodes: Episodes | None, window: Window
 ) -> Window:
     """A window in the episodes of its part, and with the times of its rows and of the anchors, which ``read`` gives."""
+    if window.edge and episodes:
+        of, own = episodes.with_edges(), np.arange(rows)
+        at = own, own + (of.begins - episodes.begins)[episodes.number(own)]
+        return dataclasses.replace(window, episodes=of, at=at)
     if not isinstance(window, TimedWindow):
         return window if episodes is None else dataclasses.replace(window, episodes=episodes)
     of, count = episodes or window.episodes, int(window.episodes.ends[-1])
@@ -441,15 +470,15 @@ def _placed(
     # Far from 0, the times themselves are rounded, in float32 to more than a thousandth of the interval.
     rounded = max(float(np.spacing(np.abs(each).max())) for each in stored)
     slack = min(max(interval / 1000, rounded), interval / 4)
-    placed: dict[str, Any] = {"times": times, "anchor_times": anchor_times, "slack": slack}
+    placed: dict[str, Any] = {"times": times, "anchor_times": anchor_times, "slack": slack, "interval": interval}
     return dataclasses.replace(window, episodes=of, tolerance=limit, **placed)
 
 
-def _check_lengths(path: str, fields: Mapping[str, StoredField], *, chosen: bool) -> None:
+def _check_lengths(path: str, fields: Mapping[str, StoredField], *, chosen: bool, episodic: bool) -> None:
     lengths = {field.located: field.located.rows for field in fields.values()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{stored.name} has {n}" for stored, n in lengths.items())
-        advice = _advice(fields, chosen=chosen)
+        advice = _advice(fields, chosen=chosen, episodic=episodic)
         raise FormatError(f"{path}: the fields have different lengths: {listed}; {advice}", file=path)
 
 
@@ -531,7 +560,7 @@ def _at_anchors(field: StoredField, part: StoredPart) -> StoredField:
     return dataclasses.replace(field, window=dataclasses.replace(field.window, at=(rows, numbers)))
 
 
-def _advice(fields: Mapping[str, StoredField], *, chosen: bool) -> str:
+def _advice(fields: Mapping[str, StoredField], *, chosen: bool, episodic: bool) -> str:
     for key, field in fields.items():
         shape = field.values.shape
         same = [each for each in fields.values() if len(shape) > 1 and each.values.shape[1:] == shape]
@@ -545,6 +574,9 @@ def _advice(fields: Mapping[str, StoredField], *, chosen: bool) -> str:
         return f"{what} fields={{{key!r}: Field({name!r}, per='anchor')}}"
     question = next(filter(None, (_other_axis(key, field, fields) for key, field in fields.items())), "")
     many, longest = max(fields.items(), key=lambda item: item[1].located.rows)
+    if episodic or longest.located.rows == field.located.rows + 1:
+        what = f"if {longest.located.name} has a value before each row of {name} and one behind the last"
+        question += f"{what}, write {many!r}: Field(…, per='edge'). Else: "
     ends = f"If a sample is several rows of {longest.located.name}, write {many!r}: Field(…, lengths=NAME), or ends=, "
     ends += "starts= or offsets=, with a dataset of their numbers, or places. "
     return (
@@ -596,7 +628,8 @@ def row_numbers(
     return numbers.astype(np.int64)
 
 
-def log_warnings(part: StoredPart) -> None:
+def log_warnings(parts: Sequence[StoredPart]) -> None:
+    part = parts[0]
     key, first = next(iter(part.fields.items()))
     if (
         first.window.span[0] > 1 and not first.window.axis
@@ -607,6 +640,10 @@ def log_warnings(part: StoredPart) -> None:
     slow = {str(field.values): field.values.slow for field in fields if field.values.slow}
     for name, reason in slow.items():
         log.warning("%s: is read by h5py, one thread at a time: %s", name, reason)
+    windows = ((f"{part}: {key}", field.window) for part in parts for key, field in part.fields.items())
+    doubts = (f"{of}: {each.doubt}" for of, each in windows if isinstance(each, TimedWindow) and each.doubt)
+    if doubt := next(doubts, ""):
+        log.warning("%s", doubt)
     packed = {str(field.located): ", ".join(field.packed) for field in fields if field.packed}
     for name, listed in packed.items():
         log.warning("%s: has %s, but values come as stored; Field(mask_and_scale=True) applies it", name, listed)

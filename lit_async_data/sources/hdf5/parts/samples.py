@@ -244,7 +244,7 @@ def checked_stride(stride: Any, rows: object) -> int:
     if rows is not None:
         what = "cannot be combined with rows, which already place the samples; give one of the two"
         raise ConfigError(what, "stride")
-    return whole("stride", stride, 1)
+    return whole("stride", stride, 1, 2**53)
 
 
 def select_rows(parts: Sequence[StoredPart], rows: Any, every: Sequence[StoredPart]) -> list[StoredPart]:
@@ -358,7 +358,7 @@ def drop_empty(parts: Sequence[StoredPart]) -> list[StoredPart]:
         of = "episodes of at most " * bool(short[0].given_episodes)
         named = few([f"{part} ({of}{n} rows)" for part, n in zip(short, lengths, strict=True)], NAMED)
         what = f"{named}: shorter than the windows of a sample, {end - begin} rows"
-        cure = "make window shorter, write Field(pad='last'), or name another axis N in layout="
+        cure = "give window or offsets less reach, write Field(pad='last'), or name another axis N in layout="
         if short[0].timed and max(lengths) >= end - begin:
             what = f"{named}: no row has {short[0].timed[0]}"
             cure = "change offsets or tolerance, or write Field(pad='last')"

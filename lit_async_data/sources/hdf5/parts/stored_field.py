@@ -85,7 +85,7 @@ class StoredField:
     @property
     def regular(self) -> bool:
         """Whether samples read rows at fixed distances from their anchors."""
-        return not isinstance(self.stored, StoredRanges) and not isinstance(self.window, TimedWindow)
+        return not (isinstance(self.stored, StoredRanges) or isinstance(self.window, TimedWindow) or self.window.at)
 
     def with_window(self, change: Callable[[Window], Window]) -> StoredField:
         channels = tuple(each.with_window(change) for each in self.channels)
@@ -278,7 +278,8 @@ def _inspect_images(group: OpenGroup, key: str, field: Field, layout: str | None
 
 
 def _with_window(key: str, field: Field, of_key: StoredField) -> dict[str, StoredField]:
-    window = Window(field.steps, field.rows is not None, field.pad, Episodes.whole(of_key.located.rows))
+    whole, edge = Episodes.whole(of_key.located.rows), field.per == "edge"
+    window = Window(field.steps, field.rows is not None, field.pad, whole, edge=edge)
     if field.seconds:
         options: dict[str, Any] = {"backward": field.direction == "backward", "tolerance": field.tolerance}
         window = TimedWindow(**vars(window), time=str(field.time), **options)

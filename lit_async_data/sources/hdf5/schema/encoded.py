@@ -36,6 +36,9 @@ from lit_async_data.sources.table.labels import INEXACT
 
 SPARSE = ("data", "indices", "indptr")
 VARIABLE = ("values", "offsets")
+LEAST_INTERVAL = 1e-3  # of times that all are equal, in seconds: a coarser clock is the reason
+EMPTY = "has {} rows without a single value; leave it out"
+NO_EPISODES = "holds no episode for {} rows; write their bounds, or leave the file out"
 TEXT = np.dtype(np.uint8)  # text is delivered as its bytes
 
 
@@ -169,14 +172,14 @@ def padded_spec(lengths: Indices, most: int | None, row: FieldSpec, stored: Loca
 
 
 @contextlib.contextmanager
-def _some_values(rows: int, context: dict[str, Any]) -> Iterator[None]:
+def _some_values(rows: int, context: dict[str, Any], what: str = EMPTY) -> Iterator[None]:
     """Turn the error for a dataset without values into another one if there are samples: zeros, or of length 0."""
     try:
         yield
     except NoSamplesError as error:
         if rows <= 0:
             raise
-        raise FormatError(f"has {rows} rows without a single value; leave it out", **context) from error
+        raise FormatError(what.format(rows), **context) from error
 
 
 def _integers(group: OpenGroup, name: str) -> Indices:
@@ -200,7 +203,10 @@ def _offsets(path: str, name: str, rule: str, numbers: Indices, elements: int) -
     wrong[0] |= offsets[0] != 0
     wrong[-1] |= rule == "offsets" and offsets[-1] != elements
     must = {"offsets": f"begin with 0, never fall and end with {elements}", "starts": "begin with 0 and never fall"}
-    must = {**must, "ends": "never fall", "lengths": f"not be negative, nor more than {elements} together"}
+    must |= {
+        "ends": f"never fall, nor exceed {elements}",
+        "lengths": f"not be negative, nor exceed {elements} together",
+    }
     said = f"{rule} must {must[rule]}"
     _check_bounds(path, name, Episodes(offsets[:-1], offsets[1:]), elements, must=said, wrong=wrong)
     return offsets
@@ -214,48 +220,60 @@ def _check_bounds(path: str, name: str, bounds: Episodes, elements: int, *, must
         raise CorruptError(what, **context_of(path, name, row))
 
 
-def episodes_of(group: OpenGroup, given: Any, rows: int) -> Episodes:
-    """The episodes of a part, by an id or flags of ends for each row, or by their bounds."""
+def episodes_of(group: OpenGroup, given: Any, rows: int) -> tuple[Episodes, npt.NDArray[Any] | None]:
+    """The episodes of a part, by an id or flags of ends for each row, or by their bounds; and their ids, if given."""
     rules = dict(given) if isinstance(given, Mapping) else {"ids": given}
     rule = "starts" if {*rules} == {"starts", "lengths"} else next(iter(rules)) if len(rules) == 1 else ""
     names = {each: [of] if isinstance(of, str) else of for each, of in rules.items()}
-    listed = all(isinstance(of, Sequence) and (each == "flags" or len(of) == 1) for each, of in names.items())
-    if rule not in ("ids", "flags", *BOUNDS) or not listed:
+    listed = all(isinstance(of, Sequence) and of and (each == "flags" or len(of) == 1) for each, of in names.items())
+    named = listed and all(isinstance(name, str) and name.strip("/") for of in names.values() for name in of)
+    if rule not in ("ids", "flags", *BOUNDS) or not named:
         ways = "{'flags': NAME}, {'ends': NAME}, {'lengths': NAME} or {'starts': NAME, 'lengths': NAME}"
         raise ConfigError(f"{given!r} is neither the name of a dataset with an id for each row, nor {ways}", "episodes")
     name = group.name(names[rule][0])
     if rule in BOUNDS:
-        found = {each: _integers(group, group.name(of)) for each, [of] in names.items()}
+        with _some_values(rows, context_of(group.path, name), NO_EPISODES):
+            found = {each: _integers(group, group.name(of)) for each, [of] in names.items()}
         if len(found) == 1:
             offsets = _offsets(group.path, name, rule, found[rule], rows)
-            return Episodes(offsets[:-1], offsets[1:])
+            return Episodes(offsets[:-1], offsets[1:]), None
         starts, lengths = found["starts"], found["lengths"]
         if len(starts) != len(lengths):
             what = f"holds {len(starts)} starts for {len(lengths)} lengths; each episode needs both"
             raise CorruptError(what, **context_of(group.path, name))
-        episodes, must = Episodes(starts, starts + lengths), "each must begin behind the one before it"
+        episodes, must = Episodes(starts, starts + lengths), "each must begin behind the one before it, none end beyond"
         wrong = starts < np.append(0, episodes.ends[:-1])
         _check_bounds(group.path, name, episodes, rows, must=must, wrong=wrong)
-        return episodes
+        return episodes, None
     cure = "; bounds of episodes are episodes={'ends': NAME} or 'lengths'"
     values = [one_of_each(group, each, rows, "episodes: ", cure) for each in names[rule]]
     if rule == "ids" and values[0].dtype.kind == "b":
         raise ConfigError(f"{names[rule][0]} holds flags, not ids; write {{'flags': NAME}}", "episodes")
     changes = values[0][1:] != values[0][:-1] if rule == "ids" else np.any(values, axis=0)[:-1]
     edges = np.concatenate([[0], np.flatnonzero(changes) + 1, [rows]])
-    again = np.delete(edges[:-1], np.unique(values[0][edges[:-1]], return_index=True)[1])
+    own = values[0][edges[:-1]]
+    again = np.delete(edges[:-1], np.unique(own, return_index=True)[1])
     if rule == "ids" and again.size:
         what = f"{values[0][again].tolist()[0]!r} begins an episode again; give each episode an id of its own, or if "
         what += "the values mark ends of episodes, write episodes={'flags': NAME}"
         raise FormatError(what, **context_of(group.path, name, int(again[0])))
-    return Episodes(edges[:-1], edges[1:])
+    texts = (each.decode(errors="surrogateescape") if isinstance(each, bytes) else each for each in own.tolist())
+    return Episodes(edges[:-1], edges[1:]), np.array([*texts]) if rule == "ids" else None
 
 
 def times_of(group: OpenGroup, episodes: Episodes | None, name: str, rows: int) -> npt.NDArray[np.floating[Any]]:
     """The times of rows, which rise within each episode. Sources keep them in memory."""
-    times = one_of_each(group, name, rows, "time: ", "; give the dataset of the times of these rows")
+    cure = "; if these are times of other rows, the field whose rows are the samples needs time= too"
+    times = one_of_each(group, name, rows, "time: ", cure)
+    context = context_of(group.path, group.name(name))
     if times.dtype.kind not in "iuf":
-        raise FormatError(f"holds {times.dtype}, not seconds", **context_of(group.path, group.name(name)))
+        raise FormatError(f"holds {times.dtype}, not seconds", **context)
+    if times.dtype.kind == "f" and rows > 1:
+        resolution, steps = np.spacing(np.abs(times).max()), np.diff(times)
+        later = steps[steps > 0] if (steps > 0).any() else LEAST_INTERVAL
+        if 2 * resolution > np.median(later):
+            what = f"{times.dtype} rounds times near {times[-1]:.10g} s to {resolution:.3g} s, too coarse to tell rows"
+            raise FormatError(f"{what} apart; write float64, or seconds since the first row", **context)
     rises = times[1:] > times[:-1]
     if episodes:
         rises |= np.diff(episodes.number(np.arange(rows))) > 0
@@ -263,6 +281,7 @@ def times_of(group: OpenGroup, episodes: Episodes | None, name: str, rows: int) 
         row = int(wrong.argmax())
         what = f"{times[row]} s" + f" comes after {times[row - 1]} s" * (row > 0)
         cure = "times must rise, at least within an episode: correct the file"
+        cure += ", or if they begin again in each episode, write episodes=" * (episodes is None)
         raise FormatError(f"{what}; {cure}", **context_of(group.path, group.name(name), row))
     return times if times.dtype.kind == "f" else times.astype(np.float64)
 

@@ -89,7 +89,9 @@ class Field(ImageOptions):
         attr: An attribute with one number or text, of the dataset ``name`` or, without a name, of the group of the part
             (``"/"``: of the file): one value for all rows of the part, or for each group or dataset that is a sample.
         per: ``"anchor"``: the dataset has a value for each row number in the dataset that ``rows`` names, such as the
-            label of each event. None: a value for each row of the part.
+            label of each event. ``"edge"``: a value before each row and one behind the last, in each part or episode,
+            as T + 1 observations beside T actions; ``offsets=[0, 1]`` are both around a row. None: a value for each row
+            of the part.
         decode: ``"image"``: each row holds the bytes of an image (JPEG, PNG, TIFF, WebP, BMP, GIF), which is delivered
             as uint8 (C, H, W), a window as (window, C, H, W). A row is bytes of variable length, or bytes of one length
             with zeros at the end. If ``name`` is a group, its ``values`` hold the images between its ``offsets``, or
@@ -133,7 +135,7 @@ class Field(ImageOptions):
     ends: str | None = None
     lengths: str | None = None
     attr: str | None = None
-    per: Literal["anchor"] | None = None
+    per: Literal["anchor", "edge"] | None = None
     kind: Literal["class", "number", "text"] | None = None
     null: Literal["error", "ignore", "drop", "zero"] = "error"
     decode: Literal["image"] | None = None
@@ -158,12 +160,13 @@ class Field(ImageOptions):
         if not isinstance(fill, numbers.Real):
             raise ConfigError(f"{fill!r} is not a number", "fill")
         self._set("dtype", _tensor_type(self.dtype))
-        self._set("window", _window(self.window))
-        self._set("offsets", _offsets(self.offsets, seconds=self.time is not None))
+        self._set("window", _window(_listed(self.window)))
+        self._set("offsets", _offsets(_listed(self.offsets), seconds=self.time is not None))
+        _check_reach(self)
         _check_combination(self)
         if self.pad and self.rows is None:
             raise ConfigError(f"{self.pad!r} needs a window of rows, such as (0, 8), or (-2, -1) for one row", "pad")
-        self._set("classes", _class_names(self.classes))
+        self._set("classes", _class_names(_listed(self.classes)))
         flag("mask_and_scale", self.mask_and_scale)
         for name in changed(self, _VALUES if self.decode else ("channels", *IMAGE)):
             if name != "fill":
@@ -257,7 +260,8 @@ class Field(ImageOptions):
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Field)}
 IMAGE = tuple(field.name for field in dataclasses.fields(ImageShape))
 # Options that choose rows around the own row of a sample.
-ROWS = ("window", "offsets", "time", "direction", "tolerance", "pad")
+ROWS = ("window", "offsets", "time", "direction", "tolerance", "pad", "per")
+MOST_ROWS = 2**53
 # Options of samples of variable length. Images have a fill, too.
 VARIABLE = ("max_length", "fill", "ragged", "pad_side")
 # Options that name the dataset of boundaries between samples of variable length.
@@ -271,7 +275,7 @@ _CHOICES = {
     "pad_side": ("left", "right"),
     "kind": ("class", "number", "text", None),
     "null": ("error", "ignore", "drop", "zero"),
-    "per": ("anchor", None),
+    "per": ("anchor", "edge", None),
     "direction": ("nearest", "backward"),
 }
 
@@ -295,9 +299,20 @@ def _check_combination(field: Field) -> None:
     if field.window is not None and isinstance(field.offsets, tuple):
         raise ConfigError("a window and a list of rows are two choices of rows; give one of the two", "offsets")
     refused = ("column", *ROWS[:3], "lookup", "mask_and_scale", "decode", "per", *VARIABLE, *BOUNDS)
-    for option in changed(field, refused if field.attr else ROWS[:3] if field.per else ()):
-        what = "an attribute, which is one value" if field.attr else "values of anchors"
+    of_per = {"anchor": ROWS[:3], "edge": ("time", *BOUNDS[1:]), None: ()}
+    for option in changed(field, refused if field.attr else of_per[field.per]):
+        what = "an attribute, which is one value" if field.attr else f"values of {field.per}s"
         raise ConfigError(f"does not apply to {what}; leave it out", option)
+
+
+def _check_reach(field: Field) -> None:
+    for name, rows in (("window", field.window), ("offsets", field.offsets)):
+        if not isinstance(rows, str | None) and np.abs(np.array(rows, np.float64)).max() > MOST_ROWS:
+            raise ConfigError(f"{rows!r} reaches further than a file has rows", name)
+
+
+def _listed(given: Any) -> Any:
+    return given.tolist() if isinstance(given, np.ndarray) else given
 
 
 def _is_integer(value: object) -> bool:

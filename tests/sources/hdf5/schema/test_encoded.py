@@ -94,7 +94,7 @@ def test_another_dataset_says_where_samples_begin_end_or_how_long_they_are(h5, r
         ("ends", [3, 2, 8], 1, "3 to 2 of 8 elements; ends must never fall"),
         ("ends", [3, 9], 1, "3 to 9 of 8 elements"),
         ("lengths", [3, -1, 2], 1, "3 to 2 of 8 elements; lengths must not be negative"),
-        ("lengths", [3, 6], 1, "nor more than 8 together"),
+        ("lengths", [3, 6], 1, "nor exceed 8 together"),
         ("lengths", np.array([2**63, 2**63], "u8"), 0, "lengths must not be negative"),
     ],
 )

@@ -26,6 +26,11 @@ def test_a_field_is_a_name_a_field_or_a_mapping(h5):
         ({"colum": 1}, ".colum: no such option; did you mean column?"),
         ({"column": -1}, ".column: -1"),
         ({"window": (3, 3)}, ".window: (3, 3)"),
+        ({"window": (-(10**20), 0)}, ".window: (-100000000000000000000, 0) reaches further"),
+        ({"window": 10**20}, ".window: 100000000000000000000 reaches further than a file has rows"),
+        ({"offsets": [0, 10**20]}, ".offsets: (0, 100000000000000000000) reaches further than a file has rows"),
+        ({"offsets": [0.0, 1e300], "time": "t"}, ".offsets: (0.0, 1e+300) reaches further than a file has rows"),
+        ({"offsets": np.zeros((2, 2), int)}, ".offsets: [[0, 0], [0, 0]] is neither"),
         ({"dtype": "float31"}, ".dtype: 'float31'"),
         ({"classes": "cat"}, ".classes: 'cat'"),
         ({"window": (0, 3), "pad": "first"}, ".pad: 'first' is not one of last, zero"),
@@ -149,3 +154,10 @@ def test_a_list_takes_files_globs_and_path_objects_in_its_own_order(h5, tmp_path
 
 def test_a_name_with_the_letters_of_a_glob_is_a_name_if_there_is_such_a_file(h5):
     assert len(HDF5Source(h5("scan[1]*.h5", data=np.arange(3)), ["data"])) == 3
+
+
+def test_arrays_are_lists():
+    given = {"window": (-1, 2), "offsets": (-3, 0), "classes": ("a", "b")}
+    for name, values in given.items():
+        assert Field("x", **{name: np.array(values)}) == Field("x", **{name: values})
+    assert Field("x", offsets=np.array([-0.5, 0.0]), time="t").steps == (-0.5, 0.0)
