@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-fast test-long test-lowest test-gpu fuzz soak check format bench-hdf5 bench-cloud bench-encoded bench-manifest bench-shapes bench-overlap bench-beside bench-workers bench-gpu clean
+.PHONY: train docs test test-fast test-long test-lowest test-gpu fuzz soak check format bench-hdf5 bench-cloud bench-encoded bench-manifest bench-shapes bench-overlap bench-beside bench-workers bench-gpu clean
 
 train: $(VENV)/ready
 	$(BIN)/python train.py $(ARGS)
@@ -29,6 +29,10 @@ test-gpu: $(VENV)/installed
 # The tests with a Trainer, under the other name of Lightning.
 test-lightning: $(VENV)/installed
 	LIT_ASYNC_DATA_LIGHTNING=lightning.pytorch $(BIN)/python -m pytest $(addprefix tests/lightning/,trainer/test_trainer.py trainer/test_bad_samples.py test_prefetcher.py test_display.py) $(ARGS)
+
+# The site, in build/site; a warning is an error.
+docs: $(VENV)/installed
+	$(BIN)/python docs/site/build.py
 
 check: $(VENV)/installed
 	$(BIN)/ruff format --check .
@@ -98,7 +102,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(call new_venv,$(VENV))
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo,test,check]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo,test,check,docs]'
 	touch $@
 
 .venv-lowest/installed: pyproject.toml constraints-lowest.txt
@@ -107,4 +111,4 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-lowest data logs
+	rm -rf $(VENV) .venv-lowest build data logs

@@ -1,5 +1,6 @@
 """The groups of `lit_async_data.conf`, as projects of others use them: with nothing but Hydra's search path."""
 
+import dataclasses
 import os
 import re
 import shutil
@@ -11,10 +12,11 @@ import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
 from PIL import Image
 
 import lit_async_data.conf
-from lit_async_data import ConfigError
+from lit_async_data import ConfigError, LoaderOptions
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(*lit_async_data.conf.__path__)
@@ -68,6 +70,12 @@ def foreign(tmp_path):
 
     yield cfg
     GlobalHydra.instance().clear()
+
+
+def test_a_configuration_has_every_option_of_a_loader_with_its_default():
+    keys = OmegaConf.to_container(OmegaConf.load(PACKAGE / "loader/threads.yaml"))
+    assert keys.keys() == {option.name for option in dataclasses.fields(LoaderOptions)}
+    assert LoaderOptions(**keys) == LoaderOptions(batch_size=64)
 
 
 @pytest.mark.usefixtures("files")
