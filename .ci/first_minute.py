@@ -56,7 +56,6 @@ LINES = (
     Line(
         "",
         pages=(
-            "README.md",
             "docs/first_steps.md",
             "docs/data/any_loader.md",
             "docs/data/reading.md",
@@ -75,7 +74,7 @@ LINES = (
     Line("[cloud]", pages=("docs/data/remote.md",)),
     Line(
         "[manifest,codecs]",
-        pages=("docs/data/hdf5.md", "docs/data/tables.md", "docs/training/bad_samples.md"),
+        pages=("README.md", "docs/data/hdf5.md", "docs/data/tables.md", "docs/training/bad_samples.md"),
         inspected=("photos/birds.csv", "train"),
         train=(
             (

@@ -36,6 +36,7 @@ AMBIGUOUS = re.compile(r"\n\n {1,3}\S.*|\n\n {4}.*(\n {4}.*)*\n- .*")
 def main() -> None:
     shutil.rmtree(ROOT / "build/pages", ignore_errors=True)
     stage(["README.md", "CHANGELOG.md", *room_pages()])
+    shutil.copy(CONFIGURATION.with_name("site.css"), PAGES)
     nav = navigation()
     lost = {str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")} - {*paths_of(nav), "docs/README.md"}
     if lost:
@@ -94,9 +95,10 @@ def relinked(text: str, name: str, files: list[str]) -> str:
 
     def replaced(link: re.Match[str]) -> str:
         label, path, anchor = link.groups("")
-        if not path or "://" in path or path.endswith(".ipynb"):
-            return link[0]
         target = os.path.normpath(os.path.join(folder, path))
+        generated = path.endswith((".ipynb", ".png")) and (PAGES / target).exists()
+        if not path or "://" in path or generated:
+            return link[0]
         if (ROOT / target / "README.md").exists():
             target += "/README.md"
         if target not in files:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import tempfile
 from pathlib import Path
 
@@ -15,7 +16,9 @@ def executed(page: Path, folder: Path) -> str:
     notebook = jupytext.read(page, fmt="md")
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     with tempfile.TemporaryDirectory() as place:
-        nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": place}}).execute()
+        nbclient.NotebookClient(
+            notebook, extra_arguments=["--log-level=ERROR"], resources={"metadata": {"path": place}}
+        ).execute(env=os.environ | {"PYTHONWARNINGS": "ignore"})
     jupytext.write(notebook, folder / f"{page.stem}.ipynb")
     parts = []
     for number, cell in enumerate(notebook.cells):
@@ -23,14 +26,13 @@ def executed(page: Path, folder: Path) -> str:
             parts.append(cell.source)
             continue
         parts.append(f"```python\n{cell.source}\n```")
-        for output in cell.outputs:
-            data = output.get("data", {})
-            if "image/png" in data:
-                name = f"{page.stem}_{number}.png"
-                (folder / name).write_bytes(base64.b64decode(data["image/png"]))
-                parts.append(f"![output of the program above]({name})")
-            elif text := output.get("text") or data.get("text/plain"):
-                parts.append(f"```text\n{text.rstrip()}\n```")
+        pictures = [output.data["image/png"] for output in cell.outputs if "image/png" in output.get("data", {})]
+        if text := "".join(output.get("text", "") for output in cell.outputs).replace(f"{place}/", ""):
+            parts.append(f"```text\n{text.rstrip()}\n```")
+        for picture in pictures:
+            name = f"{page.stem}_{number}.png"
+            (folder / name).write_bytes(base64.b64decode(picture))
+            parts.append(f"![Output of the program above]({name})")
     title, rest = parts[0].split("\n", 1)
     download = f"[Download as a notebook]({page.stem}.ipynb), run when this site was built.\n"
     return "\n\n".join([title, download, rest, *parts[1:], ""])

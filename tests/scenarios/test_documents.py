@@ -47,7 +47,9 @@ NEEDS_A_PROCESS = {"many_gpus"}
 # The program of LightningCLI, which lightning/trainer/test_cli.py runs.
 NEEDS_ARGUMENTS = {"command_line"}
 NEEDS_OBSTORE = {"remote"}
-ELSEWHERE = NEEDS_A_GPU | NEEDS_A_PROCESS | NEEDS_ARGUMENTS
+# `make docs` runs these, in a kernel of Jupyter.
+NOTEBOOKS = {page.stem for page in PAGES if page.parent.name == "notebooks"}
+ELSEWHERE = NEEDS_A_GPU | NEEDS_A_PROCESS | NEEDS_ARGUMENTS | NOTEBOOKS
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from support.range_server import RangeServer
 
-PROGRAM = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PROGRAM = re.compile(r"^```(python|diff)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def programs(page):
-    return PROGRAM.findall(page.read_text())
+    """The programs of a page; of a diff, the new one."""
+    found = PROGRAM.findall(page.read_text())
+    return [code if kind == "python" else re.sub(r"(?m)^(-.*\n|[+ ])", "", code) for kind, code in found]
 
 
 def images(path, samples=40, channels_last=True):
