@@ -33,7 +33,8 @@ from lit_async_data import AsyncLoader, LoaderOptions, Source
 from lit_async_data.engine.resources.plan import cores
 from lit_async_data.errors import AsyncDataError, ConfigError
 from lit_async_data.tools import doctor
-from lit_async_data.tools.inspect import given_call, name_of
+from lit_async_data.tools.call import Call
+from lit_async_data.tools.inspect import given_call
 from lit_async_data.tools.terminal import shapes, table
 
 ROUNDS = 3
@@ -46,22 +47,19 @@ To send this table, open an issue with the template "A table of your file". A ra
 class Rows(Dataset[Any]):
     """Samples of HDF5 files, each read by h5py when it is asked for, as most projects do."""
 
-    def __init__(self, source: Source, fields: Mapping[str, Any]) -> None:
+    def __init__(self, source: Source, fields: Mapping[str, Any], sample: str) -> None:
         drawn = np.random.default_rng(0).permutation(len(source))[:SAMPLES]
         self.places: list[Any] = [tuple(place) for place in source.locate(drawn)]
-        self.names = {key: name_of(field) for key, field in fields.items()}
+        self.fields = {key: (field if isinstance(field, Mapping) else {"name": field}) for key, field in fields.items()}
         self.images = {key: field for key, field in fields.items() if isinstance(field, Mapping) and "decode" in field}
         self.files: dict[str, h5py.File] = {}
-        for number in range(min(3, len(drawn))):
-            ours: Any = source[int(drawn[number])]
-            for key, theirs in self[number].items():
-                if key not in self.images and not np.array_equal(np.sort(theirs, None), np.sort(ours[key], None)):
-                    raise ConfigError(f"h5py alone does not read {key} as its options say; give --dataset", "dataset")
-        self.close()  # workers must not inherit open files
-
-    def close(self) -> None:
-        while self.files:
-            self.files.popitem()[1].close()
+        self.is_row = sample == "row"
+        ours: Any = source[int(drawn[0])]
+        for key, theirs in self[0].items():
+            is_compared = key not in self.images and not isinstance(theirs, bytes | str)  # text is a class in ours
+            if is_compared and not np.array_equal(np.sort(theirs, None), np.sort(ours[key], None)):
+                raise ValueError(f"h5py alone does not read {key} as its options say")
+        self.files.popitem()[1].close()  # workers must not inherit it
 
     def __len__(self) -> int:
         return len(self.places)
@@ -70,8 +68,12 @@ class Rows(Dataset[Any]):
         path, group, row = self.places[number]
         if path not in self.files:
             self.files[path] = h5py.File(path)
-        values = {key: self.files[path][group][name][row] for key, name in self.names.items()}
+        parent = self.files[path][group]
+        values = {key: self.value(parent, row, **field) for key, field in self.fields.items()}
         return values | {key: image(values[key].tobytes(), **field) for key, field in self.images.items()}
+
+    def value(self, parent: h5py.Group, row: int, name: str = ".", attr: str | None = None, **_: object) -> Any:
+        return parent[name].attrs[attr] if attr else parent[name][row if self.is_row else ()]
 
 
 class Files(Dataset[Any]):
@@ -80,6 +82,7 @@ class Files(Dataset[Any]):
     def __init__(self, source: Source, options: Mapping[str, Any]) -> None:
         drawn = np.random.default_rng(0).permutation(len(source))[:SAMPLES]
         self.paths, self.options = [str(vars(place)["path"]) for place in source.locate(drawn)], options
+        self[0]
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -122,6 +125,17 @@ def of_dataloader(dataset: Dataset[Any], batch_size: int, workers: int, seconds:
     return rate(loader, batch_size, max(workers, 1), seconds)
 
 
+def dataset_of(given: str | None, call: Call, source: Source) -> tuple[Dataset[Any], str]:
+    """A Dataset of the reader's, or a plain one."""
+    if given:
+        sys.path.insert(0, os.getcwd())
+        module, _, function = given.partition(":")
+        return getattr(importlib.import_module(module), function)(), "your Dataset"
+    if call.source == "HDF5Source":
+        return Rows(source, call.fields, call.options.get("sample", "row")), "h5py rows"
+    return Files(source, call.options), "one file at a time"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     doctor.add_arguments(parser)
@@ -137,14 +151,11 @@ def compared(arguments: argparse.Namespace) -> str:
     call, size, seconds = given_call(arguments.files, arguments), arguments.batch_size, arguments.seconds
     source = call.build()
     report = doctor.examination(source, LoaderOptions(batch_size=size), seconds)
-    if arguments.dataset:
-        sys.path.insert(0, os.getcwd())
-        module, _, function = arguments.dataset.partition(":")
-        dataset, what = getattr(importlib.import_module(module), function)(), "your Dataset"
-    elif call.source == "HDF5Source":
-        dataset, what = Rows(source, call.fields), "h5py rows"
-    else:
-        dataset, what = Files(source, call.options), "one file at a time"
+    try:
+        dataset, what = dataset_of(arguments.dataset, call, source)
+    except (KeyError, IndexError, TypeError, ValueError, OSError) as error:
+        why = f"{error}; a plain Dataset does not read these samples: write yours, and give MODULE:FUNCTION"
+        raise ConfigError(why, "--dataset") from error
     options = ", ".join(f"{name}={value}" for name, value in report["options"].items())
     ours = functools.partial(AsyncLoader, source, {"batch_size": size, **report["options"]})
     contenders: dict[str, Callable[[], float]] = {
