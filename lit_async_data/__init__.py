@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from lit_async_data.sources.composed.split import split as split
     from lit_async_data.sources.contract.source import Source as Source
     from lit_async_data.sources.contract.source import StorageLayout as StorageLayout
+    from lit_async_data.sources.hdf5.merge import merge_patches as merge_patches
     from lit_async_data.sources.hdf5.schema.field import Field as Field
     from lit_async_data.sources.hdf5.source import HDF5Source as HDF5Source
     from lit_async_data.sources.manifest.columns import Column as Column
@@ -70,6 +71,7 @@ _NAMES = {
     "sources.composed.mixture": "MixtureSource",
     "sources.composed.split": "folds split",
     "sources.contract.source": "Source StorageLayout",
+    "sources.hdf5.merge": "merge_patches",
     "sources.hdf5.schema.field": "Field",
     "sources.hdf5.source": "HDF5Source",
     "sources.manifest.columns": "Column",

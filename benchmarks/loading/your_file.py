@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 import lit_async_data
 from lit_async_data import AsyncLoader, LoaderOptions, Source
-from lit_async_data.engine.resources.plan import cores
+from lit_async_data.engine.resources import cores
 from lit_async_data.errors import AsyncDataError, ConfigError
 from lit_async_data.tools import doctor
 from lit_async_data.tools.call import Call

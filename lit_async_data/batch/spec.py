@@ -49,7 +49,7 @@ class FieldSpec:
         texts: Texts of the values 0, 1, 2, … that are not classes, such as the ids of patients.
         concat: Whether a batch has the elements of its samples one after the other, without padding.
         padded: The side on which samples with fewer elements on axis 0 are padded, also to a given length.
-        masked: Whether rows of a window may be padding; the field ``KEY_mask`` is False for these.
+        masked: Number of axes that may have padding, 1 for a window; the field ``KEY_mask`` is False for that.
         meanings: Names of numbers other than 0, 1, 2, …. Comparing specs ignores them; see `contradict`.
 
     Example:
@@ -68,7 +68,7 @@ class FieldSpec:
     texts: tuple[str, ...] = ()
     concat: bool = False
     padded: Literal["left", "right"] | None = None
-    masked: bool = False
+    masked: int = 0
     meanings: tuple[tuple[int, str], ...] = dataclasses.field(default=(), compare=False)
 
     def __str__(self) -> str:

@@ -205,7 +205,8 @@ def _shuffle(loader: AsyncLoader) -> str:
         groups = math.ceil(order.batch_size * order.world_size / (chunks.width * chunks.rows))
         stored = chunks.chunks * source.chunks.chunks_per_run
         several = min(groups * own * source.chunks.chunks_per_run, order.batch_size, stored)
-        return f"chunk: a batch draws from about {several:,} of {stored:,} chunks; {_decoding_cost(loader)}"
+        drawn = f"{several:,} of {stored:,} {'volumes' if source.chunks.amplification else 'chunks'}"
+        return f"chunk: a batch draws from about {drawn}; {_decoding_cost(loader)}"
     rows = source.chunks.rows
     if rows == 1:
         often = "each time it is drawn" if loader.options.drawn else "once per epoch"
@@ -226,5 +227,8 @@ def _decoding_cost(loader: AsyncLoader) -> str:
     if not held:
         return "files of one folder are read together" if chunks.reading == "decoded" else "nothing is decoded"
     which = "every chunk" if chunks.largest else "every chunk of the largest field"
+    if chunks.amplification:
+        wasted = f"about {chunks.amplification:.1f} bytes are decoded for each one that patches use"
+        return f"{wasted}; the decoded chunks of volumes take {readable(held)}"
     often = "once" if loader.footprint.amplification == 1 else f"{loader.footprint.amplification:.1f} times"
     return f"{which} is decoded {often} per epoch; decoded chunks take {readable(held)}"

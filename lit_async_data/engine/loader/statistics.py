@@ -125,7 +125,7 @@ def _kept(key: str, field: FieldSpec, axis: Axis) -> tuple[int, ...]:
     """The axes of a sample to keep, ascending."""
     axes = len(field.shape)
     if axis == "channels":
-        if field.lead == _filled_axis(field) or (field.channel is None and axes - field.lead < 3):
+        if field.lead in _filled_axes(field) or (field.channel is None and axes - field.lead < 3):
             return ()
         if field.channel is None and (count := field.shape[field.lead]) > 4 and field.shape[-1] in (1, 3, 4):
             means = f"{key} of {field.shape} has {count} means, one for each place on axis {field.lead}"
@@ -133,18 +133,19 @@ def _kept(key: str, field: FieldSpec, axis: Axis) -> tuple[int, ...]:
         return (field.lead,)
     given: list[Any] = [] if axis is None else list(axis) if isinstance(axis, Sequence) else [axis]
     kept = {each % axes for each in given if isinstance(each, int) and -axes <= each < axes}
-    filled = _filled_axis(field)
-    if len(kept) < len(given) or filled in kept:
-        why = f"axis {filled} has padding" if filled in kept else f"samples have shape {field.shape}, without N"
+    filled = kept.intersection(_filled_axes(field))
+    if len(kept) < len(given) or filled:
+        why = f"axis {min(filled)} has padding" if filled else f"samples have shape {field.shape}, without N"
         raise ConfigError(f"{axis!r} cannot be kept of {key}: {why}; keep another, or None", "axis")
     return tuple(sorted(kept))
 
 
-def _filled_axis(field: FieldSpec) -> int | None:
-    """The axis of a sample that may have padding; None if there is none."""
+def _filled_axes(field: FieldSpec) -> range:
+    """The axes of a sample that may have padding."""
     if field.masked:
-        return int(field.channel is not None and not field.lead)  # channels come before a window, but for images
-    return 0 if field.ragged or field.padded else None
+        first = int(field.channel is not None and not field.lead)  # channels come before a window, but for images
+        return range(first, first + field.masked)
+    return range(bool(field.ragged or field.padded))
 
 
 class _InStorageOrder(SubsetSource):
@@ -152,7 +153,7 @@ class _InStorageOrder(SubsetSource):
 
     def __init__(self, source: Source, samples: Indices, keys: Sequence[str]) -> None:
         super().__init__(source, samples)
-        filled = [key for key in keys if _filled_axis(source.spec[key]) is not None]
+        filled = [key for key in keys if _filled_axes(source.spec[key])]
         telling = [mask_key(key) if source.spec[key].masked else length_key(key) for key in filled]
         specs = {key: source.spec[key] for key in [*keys, *telling]}
         for key, field in specs.items():  # concatenated, unless they are padded on the left
@@ -215,10 +216,9 @@ def _counted(field: FieldSpec, axes: Sequence[int], values: Array, real: Array |
         numbers = values.astype(np.float64).clip(-1, MOST_CLASSES).astype(np.int64)
         classes = np.bincount(numbers[numbers >= 0], minlength=MOST_CLASSES + 1)
     kept = [axis + 1 for axis in axes]
-    filled = _filled_axis(field)
-    if filled is not None:  # each row or element is a sample
-        values = values if field.concat else np.moveaxis(values, filled + 1, 1)[real]
-        kept = [axis + (axis < filled) for axis in axes]
+    if filled := [axis + 1 for axis in _filled_axes(field)]:  # each row or element is a sample
+        values = values if field.concat else np.moveaxis(values, filled, range(1, len(filled) + 1))[real]
+        kept = [axis - len(filled) * (axis > filled[0]) for axis in kept]
     if not values.size:
         return None
     return Moments.of(values, kept)._replace(classes=classes[None])

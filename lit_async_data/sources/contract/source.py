@@ -77,6 +77,7 @@ class StorageLayout:
         spread: Storage chunks that one chunk of a run touches, on average; above 1 if samples reach into the next
             chunk, which is then decoded twice.
         chunks_per_run: Storage chunks in one chunk of a run, as ``shuffle_chunks`` counts them.
+        amplification: Bytes that are decoded for each one used, if patches touch parts of chunks; 0 if unknown.
         largest: Whether this field has the largest compressed chunks.
         order: The samples in storage order, which is the order that ``runs`` cut; int64, shape (samples,). None: sample
             numbers are in storage order.
@@ -97,6 +98,7 @@ class StorageLayout:
     reading: Reading = "locked"
     spread: float = 1.0
     chunks_per_run: int = 1
+    amplification: float = 0.0
     largest: bool = True
     order: Indices | None = dataclasses.field(default=None, compare=False)
     overlap: int = 0

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import BatchSpec, contradict
 from lit_async_data.errors import ConfigError, FormatError
-from lit_async_data.options import OF_SOURCE, ArrayLike, explains_names, flag, one_of
+from lit_async_data.options import OF_SOURCE, ArrayLike, explains_names, flag, one_of, whole
 from lit_async_data.order.chunk_order import ChunkExtents, ChunkRun
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.order.plan import ChunkGroup
@@ -40,6 +40,7 @@ from lit_async_data.sources.hdf5.parts.part import (
     with_longest,
 )
 from lit_async_data.sources.hdf5.parts.samples import JoinedTable, On, Unmatched
+from lit_async_data.sources.hdf5.parts.stored_field import StoredField
 from lit_async_data.sources.hdf5.readers.part_reader import PartReaders, with_categories
 from lit_async_data.sources.hdf5.schema.field import OF_FIELD, Field, FieldLike, PathLike, chosen_files, chosen_layouts
 from lit_async_data.sources.hdf5.storage.handles import refuse_external
@@ -117,6 +118,12 @@ class HDF5Source(Source):
         stride: Rows from one sample to the next; 1 by default. Sample k has row ``first + k·stride`` of its part, or
             episode, as long as all of its windows without ``pad`` lie inside; ``first`` is the first row where they do.
             Windows never cross parts.
+        patches_per_volume: With `Field(patch=)`, the number of patches that an epoch draws at random from each volume:
+            new ones in each epoch, at the same places of all fields; without ``augment``, always the same. None:
+            patches lie on a grid that covers the volume (``Field(stride=)``).
+        foreground: Shares of drawn patches that have a class in their middle, by batch key of the classes:
+            ``{"mask": {1: 0.33}}``; others lie anywhere. At borders, patches are moved into the volume. The classes of
+            all volumes are read when the source is built; ``cache_dir`` keeps what was found.
         table: A table with one row for each file, group or subject, of any kind that `ManifestSource` takes. Fields
             with the name of a column take its values: numbers as they are, text as classes (`Field`).
         on: Whose rows the table has: ``"file"`` (a path, or an end of it that no other file has, with its ending or
@@ -184,6 +191,8 @@ class HDF5Source(Source):
         rate: float | FieldLike | None = None,
         episodes: str | Mapping[str, str | Sequence[str]] | None = None,
         stride: int | None = None,
+        patches_per_volume: int | None = None,
+        foreground: Mapping[str, Mapping[int, float]] | None = None,
         table: Any = None,
         on: On | None = None,
         unmatched: Unmatched = "error",
@@ -199,6 +208,10 @@ class HDF5Source(Source):
     ) -> None:
         _check_choices(sample, rows, table, on, filters, rate=rate, flags=(memory_map, allow_external))
         chosen, as_mapping = fields_by_key(fields, Field.of, lambda each: each.attr or each.dataset, "dataset")
+        of_rows = {"sample": None if sample == "row" else sample, "stride": stride, "rate": rate, "episodes": episodes}
+        _check_patches(chosen, patches_per_volume, of_rows)
+        if foreground is not None:
+            _check_foreground(chosen, patches_per_volume, foreground)
         files = Files(cache, cache_limit, storage_options, storage)
         with files.closed_after_an_error():
             joined = None if table is None else JoinedTable(table, on, unmatched, filters, chosen, files=files)
@@ -216,6 +229,8 @@ class HDF5Source(Source):
                 alone=len(names) == 1,
                 rate=rate,
                 episodes=episodes,
+                patches_per_volume=patches_per_volume,
+                foreground=foreground or {},
                 files=files,
             )
             identities, found = _inspected(list(names), request, IndexCache(cache if cache_dir is None else cache_dir))
@@ -227,6 +242,8 @@ class HDF5Source(Source):
             parts = parts if request.rows or rows is None else part_samples.select_rows(parts, rows, found)
             left_out = part_samples.rows_left_out(parts) if rows is None else part_samples.parts_left_out(parts)
             parts = part_samples.drop_empty(parts)
+            for key, shares in (foreground or {}).items():
+                _check_classes(parts, key, shares)
             opened = _Opened(names, identities, parts, spec, joined, left_out, memory_map, allow_external, files)
             self._opened = dataclasses.replace(opened, parts=opened.with_values(exclude))
             self._key = grouping_key(self._opened.parts[0])
@@ -279,9 +296,10 @@ class HDF5Source(Source):
             reading=self._reader.reading,
             spread=grouping.spread,
             chunks_per_run=grouping.chunks_per_run,
+            amplification=_amplification(self._opened.parts),
             largest=all(_fits(part, self._key) for part in self._opened.parts),
             overlap=max(part.overlap for part in self._opened.parts),
-            random=any(each.images and each.images.decoder.is_random for each in self._opened.parts[0].fields.values()),
+            random=any(map(_is_random, self._opened.parts[0].fields.values())),
             ahead=True,
             left_out=self._opened.left_out,
         )
@@ -329,6 +347,11 @@ class HDF5Source(Source):
         ]
         labels = {} if self._opened.joined is None else self._opened.joined.labels
         fingerprint = super().fingerprint() | {f"values of {key}": digest(each.values) for key, each in labels.items()}
+        patches = {key: field.patches for key, field in self._opened.parts[0].fields.items() if field.patches}
+        fingerprint |= {
+            f"patches of {key}": str((each.stride, each.drawn, *(share for share, _ in each.centres)))
+            for key, each in patches.items()
+        }
         fingerprint |= {"files": len(sizes), "bytes": sum(sizes.values())}
         return fingerprint | {"names and rows of files": digest(parts)}
 
@@ -426,6 +449,51 @@ def _check_choices(
         raise ConfigError("goes with on, which says whose rows they are: 'file', 'group', …; give both", "table")
 
 
+def _is_random(field: StoredField) -> bool:
+    patches = field.patches and field.patches.drawn is not None
+    return bool(patches or (field.images and field.images.decoder.is_random))
+
+
+def _amplification(parts: Sequence[StoredPart]) -> float:
+    every = [field for part in parts for each in part.fields.values() for field in each.channels or (each,)]
+    compressed = [
+        each.patches for each in every if each.patches and each.patches.holds == "values" and each.values.filtered
+    ]
+    used = sum(each.rows * each.spec.nbytes for each in compressed)
+    return sum(each.decoded() for each in compressed) / used if used else 0.0
+
+
+def _check_patches(fields: Mapping[str, Field], patches_per_volume: Any, of_rows: Mapping[str, Any]) -> None:
+    if patches_per_volume is not None:
+        whole("patches_per_volume", patches_per_volume, 1)
+    what = "needs a field with patch= or points=, such as Field('volume', patch=(32, 64, 64))"
+    if patches := any(field.places for field in fields.values()):
+        what = "is for rows, but samples are patches of volumes, which Field(stride=…) places; leave it out"
+    for option, value in (of_rows if patches else {"patches_per_volume": patches_per_volume}).items():
+        if value is not None:
+            raise ConfigError(what, option)
+
+
+def _check_foreground(fields: Mapping[str, Field], patches_per_volume: Any, given: Any) -> None:
+    key, shares = next(iter(given.items())) if isinstance(given, Mapping) and len(given) == 1 else ("", None)
+    if key not in fields or not fields[key].patch or patches_per_volume is None:
+        what = "needs patches_per_volume=, and the key of one field with patch=, such as {'mask': {1: 0.33}}"
+        raise ConfigError(f"{given!r} {what}", "foreground")
+    pairs = shares.items() if isinstance(shares, Mapping) else [("", 0)]
+    numbers = all(isinstance(each, int) and isinstance(share, int | float) for each, share in pairs)
+    if not (numbers and shares and min(shares.values()) > 0 and sum(shares.values()) <= 1):
+        what = f"{shares!r} are not shares above 0 of class numbers, together at most 1, such as {{1: 0.33}}"
+        raise ConfigError(what, f"foreground.{key}")
+
+
+def _check_classes(parts: Sequence[StoredPart], key: str, shares: Mapping[int, float]) -> None:
+    volumes: Any = [part.fields[key].patches for part in parts]
+    for number, each in enumerate(shares):
+        if not any(volume.centres[number][1].size for volume in volumes):
+            what = f"no element of {len(volumes)} volumes is {each}; correct the class, or leave it out"
+            raise ConfigError(what, f"foreground.{key}")
+
+
 def _stored_fields(chosen: Mapping[str, Field], joined: JoinedTable | None) -> dict[str, Field]:
     stored = {key: field for key, field in chosen.items() if not joined or key not in joined.fields}
     for key, field in stored.items():
@@ -453,4 +521,5 @@ def _fits(part: StoredPart, grouping_key: str) -> bool:
     """Whether samples of one chunk of the grouping field never read several chunks of another compressed field."""
     rows = part.fields[grouping_key].values.chunk_rows
     others = (field for key, field in part.fields.items() if key != grouping_key and field.values.filtered)
-    return all(field.values.chunk_rows <= rows and field.regular and field.window.length == 1 for field in others)
+    fits = (field.values.chunk_rows <= rows and field.regular and field.window.length == 1 for field in others)
+    return bool(part.fields[grouping_key].patches) or all(fits)

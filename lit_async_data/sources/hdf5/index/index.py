@@ -18,7 +18,7 @@ import logging
 import math
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,12 +67,15 @@ NBIT, SCALEOFFSET = 5, 6  # as in h5py.h5z
 SCALEOFFSET_HEAD = 21
 
 
-def check_chunk_lengths(dataset: h5py.Dataset, axis: int, first: int, end: int) -> None:
-    """Check that the chunks of a range of rows along an axis have all their bytes."""
+def check_chunk_lengths(
+    dataset: h5py.Dataset, box: Iterable[tuple[int, slice]] = (), axis: int = 0, row: int | None = None
+) -> None:
+    """Check that the chunks within a range of some axes have all their bytes. Errors name a row, or that on an axis."""
     filters, shape, chunk = codecs.filters_of(dataset), dataset.shape, dataset.chunks or ()
     nbytes = math.prod(chunk) * dataset.dtype.itemsize
     corners = [range(0, n, c) for n, c in zip(shape, chunk, strict=True)]
-    corners[axis] = range(first // chunk[axis] * chunk[axis], end, chunk[axis])
+    for each, span in box:
+        corners[each] = range(span.start // chunk[each] * chunk[each], span.stop, chunk[each])
     for corner in itertools.product(*corners):
         try:
             mask, stored = codecs.read_chunk(dataset, corner)
@@ -88,7 +91,7 @@ def check_chunk_lengths(dataset: h5py.Dataset, axis: int, first: int, end: int) 
             if corners_known(dataset):  # otherwise libhdf5 returns the offset of another chunk
                 with contextlib.suppress(*LIBRARY_ERRORS):
                     of += f" at byte {dataset.id.get_chunk_info_by_coord(corner).byte_offset}"
-            raise corrupt_error(dataset, corner, str(error), of, int(corner[axis])) from error
+            raise corrupt_error(dataset, corner, str(error), of, int(corner[axis]) if row is None else row) from error
 
 
 def check_chunk_length(filters: tuple[codecs.Filter, ...], mask: int, data: Bytes, nbytes: int) -> None:

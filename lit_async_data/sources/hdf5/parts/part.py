@@ -65,6 +65,8 @@ def grouping_key(part: StoredPart) -> str:
 
 
 def group_samples(parts: Sequence[StoredPart], key: str) -> ChunkGrouping:
+    if parts[0].fields[key].patches:  # the patches of a volume
+        return ChunkGrouping(tuple(ChunkRun(part.anchors.count, part.anchors.count) for part in parts), 1.0, 1, 1)
     if all(_is_plain(part, key) for part in parts):
         runs = tuple(ChunkRun(part.rows, part.fields[key].values.chunk_rows) for part in parts)
         return ChunkGrouping(runs, 1.0, 1, 1)
@@ -138,6 +140,8 @@ class PartRequest:
     files: Files = LOCAL
     episodes: Any = None  # the datasets that bound episodes, as the user gave them; None if each part is one
     rate: Any = None  # rows per second, or the field that holds this number, if ``rows`` are seconds
+    foreground: Mapping[str, Mapping[int, float]] = dataclasses.field(default_factory=dict)  # by batch key and class
+    patches_per_volume: int | None = None  # patches that are drawn from each volume; None for a grid
 
 
 class Clock(NamedTuple):
@@ -205,6 +209,8 @@ class StoredPart:
     @property
     def overlap(self) -> int:
         """The largest number of later samples that share rows with a sample."""
+        if any(field.patches and field.patches.overlapping for field in self.fields.values()):
+            return self.anchors.count - 1
         spans = [field.window.span for field in self.fields.values()]
         # Padding repeats rows between a window and the anchor.
         spans += [(0, 1)] if any(field.window.pad for field in self.fields.values()) else []
@@ -342,6 +348,7 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
         what += "out and take labels[batch['index']], with return_indices=True"
         raise ConfigError(what, f"fields.{next(iter(of_anchors))}.per")
     rows, anchored = _anchored(fields)
+    fields = stored_field.with_centres(group, stored_field.at_same_places(fields), request.foreground)
     _check_lengths(group.path, anchored, chosen=request.rows is not None, episodic=request.episodes is not None)
     episodes, ids = (None, None) if request.episodes is None else _episodes(group, request, rows)
     fields = _placed_fields(group, request, fields, rows, episodes)
@@ -411,14 +418,15 @@ def _inspect_fields(
         where = f"{group.path}:/{name.strip('/')}"
         try:
             with as_source_errors(where, "cannot be read", file=group.path, dataset=name):
-                inspected = stored_field.inspect_field(group, key, field, request.layouts.get(key))
+                layout, drawn = request.layouts.get(key), request.patches_per_volume
+                inspected = stored_field.inspect_field(group, key, field, layout, drawn)
         except NoSamplesError as error:
             empty.append(FormatError(str(error), file=error.file, dataset=error.dataset))
             continue
         twice = set(inspected) & (set(fields) | set(of_anchors) | set(request.fields) - {key})
         if twice:
-            what = f"{twice.pop()} is the key of the lengths or the mask of {key}; give that field another key"
-            raise ConfigError(what, "fields")
+            what = f"{twice.pop()} is the key of the lengths, the origin or the mask of {key}"
+            raise ConfigError(f"{what}; give that field another key", "fields")
         (of_anchors if field.per == "anchor" else fields).update(inspected)
     return fields, of_anchors, empty
 
@@ -631,10 +639,7 @@ def row_numbers(
 def log_warnings(parts: Sequence[StoredPart]) -> None:
     part = parts[0]
     key, first = next(iter(part.fields.items()))
-    if (
-        first.window.span[0] > 1 and not first.window.axis
-    ):  # the first field is the input, which is rarely ahead of the target
-        n = first.window.span[0]
+    if (n := first.window.span[0]) > 1 and not first.window.axis:  # an input, rarely ahead of the target
         log.warning("%s: window=%d is a single row, %d rows ahead; window=(0, %d) is %d rows", key, n, n, n, n)
     fields = [each for field in part.fields.values() for each in field.channels or (field,)]
     slow = {str(field.values): field.values.slow for field in fields if field.values.slow}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,11 +26,12 @@ from lit_async_data.sources.hdf5.schema.categories import (
 from lit_async_data.sources.hdf5.schema.encoded import StoredImages, StoredRanges, StoredSequences
 from lit_async_data.sources.hdf5.schema.field import ROWS, VARIABLE, Field, changed
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset
+from lit_async_data.sources.hdf5.schema.patches import POINTS, StoredPatches, elements_of, inspect_patches
 from lit_async_data.sources.hdf5.select import ROW, Episodes, TimedWindow, Window
 from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, context_of, h5py
 from lit_async_data.sources.hdf5.storage.handles import path_of
 
-Kind = StoredDataset | StoredRanges | StoredSequences | StoredImages
+Kind = StoredDataset | StoredRanges | StoredSequences | StoredImages | StoredPatches
 # The largest size of a lookup table. One per file is kept in memory.
 TABLE_BYTES = 256 * 2**20
 LENGTH = FieldSpec((), np.dtype(np.int64))  # the field of lengths
@@ -67,9 +68,13 @@ class StoredField:
         return self.spec.texts or self.spec.classes
 
     @property
-    def located(self) -> StoredDataset | StoredRanges:
-        """The dataset or group that counts the rows, and that messages name."""
-        return self.stored if isinstance(self.stored, StoredDataset | StoredRanges) else self.stored.values
+    def patches(self) -> StoredPatches | None:
+        return self.stored if isinstance(self.stored, StoredPatches) else None
+
+    @property
+    def located(self) -> StoredDataset | StoredRanges | StoredPatches:
+        """The dataset, group or patches that count the rows, and that messages name."""
+        return self.stored.values if isinstance(self.stored, StoredImages | StoredSequences) else self.stored
 
     @property
     def values(self) -> StoredDataset:
@@ -85,7 +90,13 @@ class StoredField:
     @property
     def regular(self) -> bool:
         """Whether samples read rows at fixed distances from their anchors."""
-        return not (isinstance(self.stored, StoredRanges) or isinstance(self.window, TimedWindow) or self.window.at)
+        irregular = isinstance(self.stored, StoredRanges | StoredPatches) or isinstance(self.window, TimedWindow)
+        return not (irregular or self.window.at)
+
+    def with_places(self, **changes: Any) -> StoredField:
+        channels = tuple(each.with_places(**changes) for each in self.channels)
+        stored: Any = self.stored
+        return dataclasses.replace(self, stored=dataclasses.replace(stored, **changes), channels=channels)
 
     def with_window(self, change: Callable[[Window], Window]) -> StoredField:
         channels = tuple(each.with_window(change) for each in self.channels)
@@ -100,11 +111,16 @@ class StoredField:
         return first, last
 
 
-def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None) -> dict[str, StoredField]:
-    """A field by its key. Padded samples add a field of their lengths, padded windows a field of their mask."""
+def inspect_field(
+    group: OpenGroup, key: str, field: Field, layout: str | None, patches_per_volume: int | None = None
+) -> dict[str, StoredField]:
+    """A field by its key, with a field of the lengths of padded samples, of the mask of padding, of origins."""
     name, where = group.name(field.dataset), f"fields.{key}"
     if field.stacked:
-        return _stacked(key, layout, [inspect_field(group, key, each, layout) for each in field.stacked])
+        found = [inspect_field(group, key, each, layout, patches_per_volume) for each in field.stacked]
+        return _stacked(key, layout, found)
+    if field.places:
+        return _patches(key, field, inspect_patches(group, field, layout, where, patches_per_volume))
     if field.decode:
         return _with_window(key, field, _inspect_images(group, key, field, layout))
     node = group.node(name)
@@ -243,7 +259,7 @@ def _stacked(key: str, layout: str | None, found: list[dict[str, StoredField]]) 
     fields = [each[key] for each in found]
     first, axis = fields[0], int(fields[0].window.axis)
     for each in fields:
-        if not isinstance(each.stored, StoredDataset) or each.text:
+        if not isinstance(each.stored, StoredDataset | StoredPatches) or each.text:
             raise ConfigError(f"{each.located} does not hold numbers, as channels do; leave it out", f"fields.{key}")
         if each.spec.channel is not None:
             raise ConfigError(f"{layout!r} for {key}: the datasets are its channels; give C another letter", "layout")
@@ -256,6 +272,7 @@ def _stacked(key: str, layout: str | None, found: list[dict[str, StoredField]]) 
     narrow = first.spec.narrow if len({each.spec.narrow for each in fields}) == 1 else None
     shape = (*shape[:axis], len(fields), *shape[axis:])
     spec = dataclasses.replace(first.spec, shape=shape, narrow=narrow, classes=(), meanings=())
+    spec = dataclasses.replace(spec, channel=0) if first.patches else spec
     # The (compressed) field with the largest chunks stands for all channels when samples are grouped by chunks.
     most = max(fields, key=lambda each: (each.values.filtered, each.values.chunk_rows))
     stacked = dataclasses.replace(most, spec=spec, conversion=None, packed=(), channels=tuple(fields))
@@ -275,6 +292,19 @@ def _inspect_images(group: OpenGroup, key: str, field: Field, layout: str | None
     if field.rows is not None:
         spec = FieldSpec((field.rows, *spec.shape), spec.dtype, channel=3, lead=1)
     return StoredField(images, spec)
+
+
+def _patches(key: str, field: Field, stored: StoredPatches) -> dict[str, StoredField]:
+    spec = delivered_spec(field, stored.spec, f"fields.{key}")
+    cast = Conversion(stored) if spec.dtype != stored.spec.dtype else None
+    place: Any = "points" if field.points else "origin"
+    where = FieldSpec((field.points or len(stored.size),), np.dtype(np.int64))
+    found = {key: StoredField(stored, spec, conversion=cast)}
+    found[f"{key}_{place}"] = StoredField(dataclasses.replace(stored, holds=place), where)
+    if field.pad:
+        mask = FieldSpec(stored.size[: stored.spec.masked], np.dtype(bool))
+        found[mask_key(key)] = StoredField(dataclasses.replace(stored, holds="mask"), mask)
+    return found
 
 
 def _with_window(key: str, field: Field, of_key: StoredField) -> dict[str, StoredField]:
@@ -351,3 +381,34 @@ def _holds(dtype: np.dtype[Any], value: float) -> bool:
         return not value or np.can_cast(np.min_scalar_type(float(value)), dtype)
     limits = np.iinfo(dtype) if dtype.kind in "iu" else None
     return float(value).is_integer() and (limits.min <= value <= limits.max if limits else value in (0, 1))
+
+
+def at_same_places(fields: dict[str, StoredField]) -> dict[str, StoredField]:
+    """The fields, all with patches, or all with blocks of points, at the same places; or without such fields."""
+    every = [(key, each.located) for key, field in fields.items() for each in field.channels or (field,)]
+    first: Any = next((stored for _, stored in every if isinstance(stored, StoredPatches)), None)
+    for key, stored in every if first else ():
+        if not isinstance(stored, StoredPatches):
+            what = "has rows, but other fields have patches of a volume; give an attribute or a column of table="
+            raise ConfigError(f"{stored} {what}", f"fields.{key}")
+        mine, other = (each.described for each in (stored, first))
+        if mine != other:
+            cure = "all fields show the same places: give one patch and stride, and resample volumes of other shapes"
+            raise stored.error(FormatError, f"has {mine}, but {first} has {other}; {cure}")
+    if first and first.scattered and first.drawn is not None and first.shape[0] > first.size[0]:
+        filtered = [dataset.chunk_rows for each in fields.values() for dataset in each.datasets if dataset.filtered]
+        return {key: field.with_places(block=max(filtered or [POINTS])) for key, field in fields.items()}
+    return fields
+
+
+def with_centres(
+    group: OpenGroup, fields: dict[str, StoredField], foreground: Mapping[str, Mapping[int, float]]
+) -> dict[str, StoredField]:
+    for key, shares in foreground.items():
+        field, patches = fields[key], fields[key].patches
+        if patches is None or field.channels or patches.channel is not None or patches.values.dtype.kind not in "biu":
+            what = f"{field.located} holds no whole numbers, one for each element; name a field of classes"
+            raise ConfigError(what, f"foreground.{key}")
+        centres = tuple(zip(shares.values(), elements_of(group, patches, list(shares)), strict=True))
+        fields = {name: each.with_places(centres=centres) for name, each in fields.items()}
+    return fields

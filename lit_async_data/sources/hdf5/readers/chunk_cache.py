@@ -396,4 +396,7 @@ class ChunkedReader(Reader):
 
     def _missing(self, select: Select, chunk_group: ChunkGroup | None) -> Indices:
         """The slabs that are not cached. Cached slabs are assigned to the group."""
-        return self._recent.missing(self._name, self._kept.missing(select.chunks(self.rows)), chunk_group)
+        return self._recent.missing(self._name, self._kept.missing(self._numbers(select)), chunk_group)
+
+    def _numbers(self, select: Select) -> Indices:
+        return select.chunks(self.rows)

@@ -30,11 +30,13 @@ from lit_async_data.sources.hdf5.parts.samples import with_samples
 from lit_async_data.sources.hdf5.parts.stored_field import Kind, StoredField
 from lit_async_data.sources.hdf5.readers import readers
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache, ChunkedReader
+from lit_async_data.sources.hdf5.readers.patches import patch_reader
 from lit_async_data.sources.hdf5.readers.readers import BLOCK_BYTES, Reader
 from lit_async_data.sources.hdf5.readers.slabs import H5pySlabDecoder, IndexedSlabDecoder, RawReader, is_raw
 from lit_async_data.sources.hdf5.schema.categories import MISSING, UNLISTED
 from lit_async_data.sources.hdf5.schema.encoded import StoredImages, StoredRanges, StoredSequences, of_row
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
+from lit_async_data.sources.hdf5.schema.patches import StoredPatches
 from lit_async_data.sources.hdf5.select import Select, grouped
 from lit_async_data.sources.hdf5.storage.failures import source_error
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile, OpenFiles
@@ -163,6 +165,11 @@ class PartReader:
             case StoredImages():
                 rows = None if stored.alone else self._reader(stored.ranges or stored.values)
                 return readers.ImageReader(stored, rows, self._file)
+            case StoredPatches():
+                name = f"patches {len(self.datasets)}"  # the same in each part
+                rows = self._dataset_reader(stored.values) if stored.block else None
+                self.datasets[name] = reader = patch_reader(stored, self._file, self._cache, name, rows)
+                return reader
 
     def _dataset_reader(self, stored: StoredDataset) -> Reader:
         name = self._part.dataset_key(stored)
@@ -308,7 +315,9 @@ class PartReaders:
         slab, whole = max(each.slab_bytes for each in cached), sum(each.cacheable_bytes for each in cached)
         if not chunks:
             return min(max(2 * slab, RECENT_BYTES), whole)
-        slabs = self._slabs(name, min(each.rows for each in cached))
+        patches = self._stored[0].fields[self._grouping_key].patches
+        rows = min(each.rows for each in cached)
+        slabs = patches.slabs(rows) if patches else self._slabs(name, rows)
         return whole if slabs is None else min(chunks * slabs * slab, whole)
 
     def _slabs(self, name: str, rows: int) -> int | None:

@@ -22,6 +22,7 @@ from lit_async_data.sources.hdf5.parts.stored_field import StoredField
 from lit_async_data.sources.hdf5.schema.categories import Conversion
 from lit_async_data.sources.hdf5.schema.encoded import StoredImages, StoredRanges, StoredSequences, of_row
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
+from lit_async_data.sources.hdf5.schema.patches import StoredPatches
 from lit_async_data.sources.hdf5.select import Select, Window, runs
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors
@@ -72,11 +73,9 @@ class StridedReader(FileReader):
 
     def read(self, select: Select, out: Array, _: Words | None = None, /) -> None:
         stored = self._stored
-        assert stored.offset is not None
         if self._file.remote:
             self._file.need(*self._pieces(select.rows))
-        raw = self._file.map(random_access=False)[stored.offset : stored.offset + stored.nbytes]
-        table = np.moveaxis(raw.view(stored.dtype).reshape(stored.shape), stored.axis, 0)
+        table = np.moveaxis(mapped(stored, self._file), stored.axis, 0)
         for first, end, where in runs(select.rows):
             out[where] = table[first:end]
 
@@ -90,6 +89,13 @@ class StridedReader(FileReader):
         size = math.prod(stored.shape[stored.axis + 1 :]) * stored.dtype.itemsize
         places = np.arange(math.prod(stored.shape[: stored.axis]))[:, None] * stored.shape[stored.axis] + rows
         return stored.offset + places.ravel() * size, size
+
+
+def mapped(stored: StoredDataset, file: OpenFile) -> Array:
+    """All values of a contiguous dataset, in the map of the file."""
+    assert stored.offset is not None
+    raw = file.map(random_access=False)[stored.offset : stored.offset + stored.nbytes]
+    return raw.view(stored.dtype).reshape(stored.shape)
 
 
 class KeptReader(Reader):
@@ -116,7 +122,7 @@ def h5py_rows(stored: StoredDataset, file: OpenFile, first: int, end: int, *, ca
     with as_source_errors(where, "cannot be read", file=stored.path, dataset=stored.name, row=first):
         dataset = file.dataset(stored.name, stored.chunk_rows * stored.spec.nbytes if cached else 0)
         if not cached:
-            check_chunk_lengths(dataset, stored.axis, first, end)
+            check_chunk_lengths(dataset, [(stored.axis, slice(first, end))], stored.axis)
         values: Any = dataset.astype(stored.member.record) if stored.member else dataset
         block = retry_once(lambda: values[(*(slice(None),) * stored.axis, slice(first, end))])
     if block.dtype.kind in "SV" and stored.dtype == np.uint8:  # encoded images, or compound values
@@ -140,7 +146,7 @@ class FieldReader(Reader):
         if field.conversion is None:
             shown = self._read(anchors, out, keys)
         else:
-            self._read_converted(field.conversion, anchors, out)
+            self._read_converted(field.conversion, anchors, out, keys)
         if self._window.pad == "zero":
             out[~self._window.real(anchors)] = 0
         if isinstance(field.stored, StoredRanges | StoredSequences) and (field.fill or field.spec.padded == "left"):
@@ -156,11 +162,11 @@ class FieldReader(Reader):
             row[len(row) - length :] = row[:length]
         out[places < out.shape[1] - lengths[:, None]] = self._field.fill
 
-    def _read_converted(self, conversion: Conversion, anchors: Indices, out: Array) -> None:
+    def _read_converted(self, conversion: Conversion, anchors: Indices, out: Array, keys: Words | None) -> None:
         field, window = self._field, self._window
         of: Any = field.values
         stored = of.spec.stored_shape
-        if isinstance(field.stored, StoredRanges | StoredSequences):
+        if isinstance(field.stored, StoredRanges | StoredSequences | StoredPatches):
             of, stored = field.stored.spec, out.shape[1:]
         shape, dtype = (len(window.offsets), *stored) if window.axis else stored, of.dtype.newbyteorder("=")
         block = max(BLOCK_BYTES // max(math.prod(shape) * dtype.itemsize, 1), 1)
@@ -170,7 +176,7 @@ class FieldReader(Reader):
         for first in range(0, len(anchors), block):
             places = slice(first, first + block) if order is None else order[first : first + block]
             own = anchors[places]
-            self._read(own, values[: len(own)])
+            self._read(own, values[: len(own)], None if keys is None else keys[places])
             rows = window.rows if window.axis else window.begins
             out[places] = conversion(values[: len(own)], functools.partial(rows, own), out.dtype)
 
@@ -262,7 +268,7 @@ class GroupsReader(FileReader):
             with as_source_errors(stored.at(row), "cannot be read", file=stored.path, dataset=name, row=row):
                 dataset = self._file.dataset(name, 0, kept=False)
                 if dataset.chunks:
-                    check_chunk_lengths(dataset, 0, 0, len(dataset))
+                    check_chunk_lengths(dataset)
                 out[place] = retry_once(functools.partial(dataset.__getitem__, ()))
 
 

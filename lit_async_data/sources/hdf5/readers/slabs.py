@@ -159,6 +159,7 @@ def gather_windows(data: Bytes, offsets: Indices, out: Bytes) -> None:
 PLANES_BYTES = 256 * 1024
 # Smaller chunks are copied without releasing the GIL; see `_read_planes`.
 COPY_BYTES = 64 * 1024
+Named = tuple[StoredDataset, ChunkIndex]  # the dataset and the chunks in messages
 
 
 class IndexedSlabDecoder:
@@ -166,8 +167,8 @@ class IndexedSlabDecoder:
 
     reading: Reading = "decoded"
 
-    def __init__(self, stored: StoredDataset, index: ChunkIndex, file: OpenFile) -> None:
-        self._stored, self._index, self._file = stored, index, file
+    def __init__(self, stored: StoredDataset, index: ChunkIndex, file: OpenFile, named: Named | None = None) -> None:
+        self._stored, self._index, self._file, self._named = stored, index, file, named or (stored, index)
         self.rows = index.shape[stored.axis]
         # The numbers of the chunks of slab 0, and the step to the same chunk of the next slab.
         places = np.indices([1 if axis == stored.axis else n for axis, n in enumerate(index.grid)])
@@ -289,10 +290,11 @@ class IndexedSlabDecoder:
                 target[place] = decoded
 
     def _corrupt(self, number: int, error: CorruptError) -> CorruptError:
-        index, stored = self._index, self._stored
+        row = int(np.unravel_index(number, self._index.grid)[self._stored.axis]) * self.rows
+        stored, index = self._named
         place = np.unravel_index(number, index.grid)
         corner = tuple(int(p) * c for p, c in zip(place, index.shape, strict=True))
-        row, advice = corner[stored.axis], "restore the file, or copy what can be read of it"
+        advice = "restore the file, or copy what can be read of it"
         where = f"{stored}, chunk {corner}" if stored.names is None else f"{stored.at(row)}, chunk {corner[1:]}"
         what = f"{where} at byte {index.offsets[number]}: {error}; {advice}"
         return CorruptError(what, file=stored.path, dataset=stored.dataset(row), row=row)

@@ -54,7 +54,8 @@ class Field(ImageOptions):
             axis. None: the sample's own row.
         pad: How a window is filled where it reaches beyond its part, at either end: ``"last"`` repeats the nearest row
             of the part, ``"zero"`` gives zeros. Every row then has a window. Another field, ``KEY_mask``, bool of shape
-            (window,), is True where data is real. None: windows lie inside their part.
+            (window,), is True where data is real. None: windows lie inside their part. With ``patch``, at the ends of
+            the axes of smaller volumes; the mask has the shape of a patch.
         classes: Names of the values 0, 1, 2, … If the file names its numbers (categories, enumerations, flags), each
             number becomes the place of its name. None: the names in the file; for text, all texts of the files, sorted.
         kind: ``"text"``: text or whole numbers that are not classes, such as ids. They are delivered as numbers, whose
@@ -80,6 +81,15 @@ class Field(ImageOptions):
         time: A dataset with the time of each row, in seconds, ascending. The field may then have another number of rows
             than the fields without seconds, whose rows are the samples; the time of a sample is in the ``time`` of the
             first of these that has one, else in that of the field itself. None: ``offsets`` are rows.
+        patch: The shape of a sample that is a part of a volume, an array of any rank, one per file or group, as
+            ``(32, 64, 64)``; 1 for an axis gives slices. See ``patches_per_volume`` of `HDF5Source`. The first element
+            of each patch is in another field, ``KEY_origin``, int64 of shape (axes,).
+        stride: Elements from one patch to the next along each axis. The last patch ends with the volume, so that
+            patches cover it. None: the shape of a patch.
+        points: The number of points of a sample that is a part of a cloud, a dataset with the points on axis 0, one per
+            file or group. ``patches_per_volume`` of `HDF5Source` draws whole chunks of points, the same of all fields;
+            else points follow each other. The row of each point is in another field, ``KEY_points``, int64 of shape
+            (points,).
         direction: The row for a time: ``"nearest"``, or ``"backward"``, the last one that is not later.
         tolerance: The largest distance to that row, in seconds. Beyond it, ``pad`` fills the row; without ``pad``, the
             sample is left out. None: half the median interval of ``time``, or with ``"backward"`` the whole interval.
@@ -144,6 +154,9 @@ class Field(ImageOptions):
     time: str | None = None
     direction: Literal["nearest", "backward"] = "nearest"
     tolerance: float | None = None
+    patch: Sequence[int] | None = None
+    stride: Sequence[int] | None = None
+    points: int | None = None
 
     def __post_init__(self) -> None:
         self._stack(self.name)
@@ -153,7 +166,7 @@ class Field(ImageOptions):
             if not (isinstance(value, str) and value.strip("/")) and not left_out:
                 what = f"{value!r} is not the name of a dataset" if value else "missing; which dataset is it?"
                 raise ConfigError(what, name)
-        for name, least in (("column", 0), ("max_length", 1)):
+        for name, least in (("column", 0), ("max_length", 1), ("points", 1)):
             if getattr(self, name) is not None:
                 self._set(name, whole(name, getattr(self, name), least))
         fill: Any = self.fill
@@ -163,8 +176,12 @@ class Field(ImageOptions):
         self._set("window", _window(_listed(self.window)))
         self._set("offsets", _offsets(_listed(self.offsets), seconds=self.time is not None))
         _check_reach(self)
+        for name in ("patch", "stride"):
+            given = _listed(getattr(self, name))
+            listed = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+            self._set(name, None if given is None else tuple(whole(name, each, 1) for each in listed or [given]))
         _check_combination(self)
-        if self.pad and self.rows is None:
+        if self.pad and self.rows is None and not self.places:
             raise ConfigError(f"{self.pad!r} needs a window of rows, such as (0, 8), or (-2, -1) for one row", "pad")
         self._set("classes", _class_names(_listed(self.classes)))
         flag("mask_and_scale", self.mask_and_scale)
@@ -244,6 +261,11 @@ class Field(ImageOptions):
         return self.time is not None and isinstance(self.offsets, tuple)
 
     @property
+    def places(self) -> bool:
+        """Whether samples are places in a volume or a cloud of points."""
+        return bool(self.patch or self.points)
+
+    @property
     def steps(self) -> Sequence[float]:
         """The rows of a sample, relative to its own row, or their times."""
         if isinstance(self.offsets, tuple):
@@ -266,6 +288,8 @@ MOST_ROWS = 2**53
 VARIABLE = ("max_length", "fill", "ragged", "pad_side")
 # Options that name the dataset of boundaries between samples of variable length.
 BOUNDS = ("offsets", "starts", "ends", "lengths")
+# Options of patches of volumes.
+PATCH = {"name", "patch", "stride", "pad", "dtype", "points"}
 # Options that do not apply to images, except for the fill.
 _VALUES = ("column", "dtype", "classes", "lookup", "mask_and_scale", "kind", "null", *VARIABLE)
 _CHOICES = {
@@ -294,6 +318,11 @@ def _check_combination(field: Field) -> None:
         raise ConfigError(f"one of {', '.join(BOUNDS)} is enough; leave the others out", name)
     for name in () if field.seconds else changed(field, ("direction", "tolerance")):
         raise ConfigError("needs time=NAME, and offsets=[…] in seconds", name)
+    if field.stride and len(field.stride) != len(field.patch or ()):
+        raise ConfigError(f"{field.stride} needs patch=, the shape of a sample, with as many axes", "stride")
+    not_patch = set(_DEFAULTS) - PATCH | ({"points"} if field.patch else set())
+    if field.places and (wrong := changed(field, not_patch)):
+        raise ConfigError("does not apply to patches; leave it out", min(wrong))
     if field.tolerance is not None and not (_is_number(field.tolerance) and field.tolerance >= 0):
         raise ConfigError(f"{field.tolerance!r} is not a number of seconds", "tolerance")
     if field.window is not None and isinstance(field.offsets, tuple):

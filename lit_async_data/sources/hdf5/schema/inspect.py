@@ -86,7 +86,7 @@ class OpenGroup:
             # Text of variable length is stored as references, whose size h5py does not tell.
             if dataset.chunks and dataset.shape and dataset.dtype.kind != "O":
                 check_unindexed(dataset)
-                check_chunk_lengths(dataset, 0, 0, dataset.shape[0])
+                check_chunk_lengths(dataset)
         except SourceError as error:
             raise type(error)(f"{what}{error}", file=self.path, dataset=name) from error.__cause__
         return dataset

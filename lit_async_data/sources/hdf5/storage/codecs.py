@@ -112,8 +112,8 @@ def _decode_into(out: Bytes, decode: Callable[..., Any], data: Any, **options: i
     return out
 
 
-def _plain(name: str) -> Decoder:
-    return lambda data, nbytes, _: _decode_into(np.empty(nbytes, np.uint8), getattr(imagecodecs, name), data)
+def _plain(name: str, data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
+    return _decode_into(np.empty(nbytes, np.uint8), getattr(imagecodecs, name), data)
 
 
 def _lz4(data: Bytes, nbytes: int, _parameters: tuple[int, ...]) -> Bytes:
@@ -278,11 +278,11 @@ CODECS = {
     SHUFFLE: Codec("shuffle", _undo_shuffle),
     DEFLATE: Codec("deflate", _undo_deflate),
     FLETCHER32: Codec("fletcher32", _undo_fletcher32),
-    LZF: Codec("lzf", _plain("lzf_decode"), "codecs"),
+    LZF: Codec("lzf", functools.partial(_plain, "lzf_decode"), "codecs"),
     BLOSC: Codec("blosc", _blosc, "codecs"),
     LZ4: Codec("lz4", _lz4, "codecs"),
     BITSHUFFLE: Codec("bitshuffle", _bitshuffle, "codecs"),
-    ZSTD: Codec("zstd", _plain("zstd_decode"), "codecs"),
+    ZSTD: Codec("zstd", functools.partial(_plain, "zstd_decode"), "codecs"),
 }
 
 

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import logging
+import pickle
 import subprocess
 import sys
 import types
@@ -15,7 +16,7 @@ from h5py._objects import phil
 from hypothesis import given
 from hypothesis import strategies as st
 from support.files.hdf5 import WAYS
-from support.sources.oracle import check
+from support.sources.oracle import check, read
 
 import lit_async_data
 from lit_async_data import Field, FormatError, HDF5Source
@@ -99,6 +100,15 @@ def test_what_does_not_decode_to_exactly_a_chunk_is_refused(which, stored):
 
 
 THESE = ("read_direct_chunk", "write_direct_chunk")
+
+
+@pytest.mark.parametrize("compression", ["gzip", "lzf"])
+def test_a_source_that_has_read_can_be_pickled(tmp_path, compression):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("x", data=np.arange(64), chunks=(8,), compression=compression)
+    source = HDF5Source(tmp_path / "x.h5", {"x": "x"})
+    read(source, [0])
+    assert read(pickle.loads(pickle.dumps(source)), [63])["x"].tolist() == [63]
 
 
 def test_a_chunk_is_copied_with_its_mask(tmp_path):

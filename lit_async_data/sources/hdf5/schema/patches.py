@@ -1,0 +1,207 @@
+"""Patches of volumes and clouds of points: their places, on a grid or drawn at random."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from lit_async_data.batch.spec import Array, FieldSpec
+from lit_async_data.errors import ConfigError, FormatError
+from lit_async_data.order.permutation import Indices, Permutations, Words, derived_keys
+from lit_async_data.sources.hdf5.index.index import IndexKey
+from lit_async_data.sources.hdf5.schema.field import Field
+from lit_async_data.sources.hdf5.schema.inspect import Located, OpenGroup, StoredDataset, axes
+from lit_async_data.sources.hdf5.select import Select
+from lit_async_data.sources.hdf5.storage.handles import identity_of
+
+Box = tuple[slice, ...]
+# The most elements of a class of a volume that are kept as middles of patches; elements that are read together for it.
+CENTRES, SCANNED = 4096, 2**24
+# Points that are drawn together where nothing is compressed: about a page of the disk.
+POINTS = 256
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StoredPatches(Located):
+    """The patches of a volume, which are numbered as rows are. Axes are those of a patch, without channels."""
+
+    path: str
+    name: str
+    values: StoredDataset
+    shape: tuple[int, ...]  # of the volume
+    size: tuple[int, ...]  # of a patch
+    stride: tuple[int, ...]
+    drawn: int | None  # the number of patches, if their places are drawn; None if they lie on a grid
+    pad: Literal["last", "zero"] | None
+    channel: int | None  # the stored axis of channels
+    spec: FieldSpec  # a patch as stored
+    holds: Literal["values", "origin", "points", "mask"] = "values"
+    scattered: bool = False  # whether the patch is a number of points
+    centres: tuple[tuple[float, Indices], ...] = ()  # elements that a share of drawn patches have in their middle
+    block: int = 0  # the points that are drawn together; 0 if the elements of a patch lie together
+
+    @functools.cached_property
+    def _firsts(self) -> list[Indices]:
+        """The first elements of patches along each axis of the grid, whose last patch ends with the volume."""
+        sizes = zip(self.shape, self.size, self.stride, strict=True)
+        return [np.append(np.arange(0, n - size, step), max(n - size, 0)) for n, size, step in sizes]
+
+    @property
+    def rows(self) -> int:
+        return math.prod(map(len, self._firsts)) if self.drawn is None else self.drawn
+
+    def decoded(self) -> float:
+        """The bytes that an epoch decodes, as expected, if it decodes no chunk twice."""
+        index, drawn = self.values.index, self.drawn or 1
+        if index is None or not self.values.filtered:
+            return 0.0
+        if self.block:
+            return float(1 - (1 - min(self.size[0] / self.shape[0], 1)) ** drawn) * self.values.nbytes
+        places = self._firsts if self.drawn is None else map(np.arange, np.subtract(self.shape, self.extent) + 1)
+        axes = zip(places, self.extent, strict=True)
+        often = np.ones(())
+        for (first, n), chunk, chunks in zip(
+            self.stored(axes, (0, self.values.nbytes)), index.shape, index.grid, strict=True
+        ):
+            begin = np.arange(chunks)[:, None] * chunk
+            near = (first < begin + chunk) & (first + n > begin)
+            often = np.multiply.outer(often, near.any(axis=1) if self.drawn is None else near.mean(axis=1))
+        return float((1 - (1 - often) ** drawn).sum()) * math.prod(index.shape) * self.values.dtype.itemsize
+
+    @property
+    def described(self) -> str:
+        """What must be the same for all fields of a sample."""
+        if self.scattered:
+            return f"{self.size[0]} of {self.shape[0]} points"
+        return f"shape {self.shape}, patches {self.size} and stride {self.stride}"
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        """The stored elements of each patch along each axis; fewer than its size if the volume is smaller."""
+        return tuple(map(min, self.shape, self.size))
+
+    @property
+    def overlapping(self) -> bool:
+        """Whether two patches may share elements."""
+        near = ((np.diff(each) < n).any() for each, n in zip(self._firsts, self.size, strict=True))
+        return self.drawn is not None or any(near)
+
+    def origins(self, rows: Indices, keys: Words | None) -> Indices:
+        """The first element of patches, shape (n, axes). A key draws a place; without keys, it is always the same."""
+        if self.drawn is None:
+            numbers = np.unravel_index(rows, [len(each) for each in self._firsts])
+            return np.stack([each[own] for each, own in zip(self._firsts, numbers, strict=True)], axis=1)
+        keys = _fixed(rows) if keys is None else keys
+        places = np.subtract(self.shape, self.extent).astype(np.uint64) + np.uint64(1)
+        origins = (derived_keys(keys[:, None], np.arange(len(self.size))) % places).astype(np.int64)
+        share, end = derived_keys(keys, len(self.size)) / 2.0**64, 0.0
+        for part, elements in self.centres:
+            begin, end = end, end + part
+            which = np.flatnonzero((share >= begin) & (share < end) & (len(elements) > 0))
+            chosen = elements[
+                (derived_keys(keys[which], len(self.size) + 1) % np.uint64(len(elements) or 1)).astype(np.int64)
+            ]
+            first = np.stack(np.unravel_index(chosen, self.shape), axis=1) - np.floor_divide(self.extent, 2)
+            origins[which] = first.clip(0, np.subtract(self.shape, self.extent))
+        return origins
+
+    @functools.cached_property
+    def _blocks(self) -> tuple[int, int]:
+        """The number of blocks of points, and the most that a sample takes."""
+        blocks = -(-self.shape[0] // self.block)
+        return blocks, min(self.size[0] // self.block + 2, blocks)
+
+    def ranges(self, rows: Indices, keys: Words | None) -> Select:
+        """The points of samples: blocks in random order, the last of which is cut, all its points alike."""
+        keys, (blocks, most) = _fixed(rows) if keys is None else keys, self._blocks
+        number = np.arange(most)
+        drawn = Permutations(np.full(len(rows), blocks), keys)(
+            np.tile(number, len(rows)), np.repeat(np.arange(len(rows)), most)
+        )
+        begins = drawn.reshape(-1, most) * self.block
+        there = np.minimum(self.block, self.shape[0] - begins)
+        taken = (self.size[0] - np.cumsum(there, axis=1) + there).clip(0, there)
+        # A block begins anywhere, and goes on at its start.
+        first = (derived_keys(keys[:, None], number + blocks) % there.astype(np.uint64)).astype(np.int64)
+        head = np.minimum(taken, there - first)
+        return Select(np.stack([begins + first, begins], 2).ravel(), np.stack([head, taken - head], 2).ravel())
+
+    def points(self, rows: Indices, keys: Words | None) -> Indices:
+        """The rows of points, shape (n, points). Padding repeats the last."""
+        if self.block:
+            return self.ranges(rows, keys).rows.reshape(len(rows), -1)
+        consecutive: Indices = self.origins(rows, keys)[:, :1] + np.arange(self.size[0])
+        return consecutive.clip(max=self.shape[0] - 1)
+
+    def slabs(self, rows: int) -> int:
+        """The largest number of slabs of ``rows`` rows that the samples of a cloud touch; 1 if they are no rows."""
+        return self.rows * self._blocks[1] * (-(-self.block // rows) + 1) if self.block else 1
+
+    def stored(self, places: Any, whole: Any) -> tuple[Any, ...]:
+        """Something for each stored axis, given it for each axis, and for the channels."""
+        listed = list(places)
+        if self.channel is not None:
+            listed.insert(self.channel, whole)
+        return tuple(listed)
+
+    def boxes(self, rows: Indices, keys: Words | None) -> Iterator[Box]:
+        """The stored elements of each patch."""
+        for origin in self.origins(rows, keys).tolist():
+            spans = (slice(first, first + n) for first, n in zip(origin, self.extent, strict=True))
+            yield self.stored(spans, slice(0, self.values.shape[self.channel or 0]))
+
+    def real(self) -> Array:
+        """Which elements of patches lie inside the volume, or which points are real; bool, of the shape of the mask."""
+        inside = (np.arange(size) < n for size, n in zip(self.size, self.shape, strict=True))
+        return functools.reduce(np.logical_and.outer, itertools.islice(inside, self.spec.masked))
+
+
+def _fixed(rows: Indices) -> Words:
+    return derived_keys(0, rows)
+
+
+def elements_of(group: OpenGroup, patches: StoredPatches, classes: Sequence[int]) -> list[Indices]:
+    """Up to `CENTRES` elements of each class, from all of the volume, as numbers in its C order."""
+    name, state = f"/{patches.name.strip('/')}", identity_of(group.file).state
+    key = IndexKey(patches.path, f"{CENTRES} elements of {list(classes)} in {name}", state)
+    if (found := group.cache.load(key)) is None:
+        dataset, size = group.whole(name, "foreground: "), math.prod(patches.shape[1:])
+        found, rows = {str(each): np.zeros(0, np.int64) for each in classes}, max(SCANNED // size, 1)
+        for first in range(0, patches.shape[0], rows):
+            values = dataset[first : first + rows].ravel()
+            for each in classes:
+                own = np.append(found[str(each)], np.flatnonzero(values == each) + first * size)
+                most = np.argsort(derived_keys(0, own))[:CENTRES]  # random, whatever the blocks
+                found[str(each)] = np.sort(own[most])
+        group.cache.store(key, found)
+    return list(found.values())
+
+
+def inspect_patches(group: OpenGroup, field: Field, layout: str | None, where: str, drawn: int | None) -> StoredPatches:
+    stored = group.inspect_dataset(group.name(field.dataset))
+    size = tuple(field.patch or (field.points or 0, *stored.shape[1:]))
+    if field.points and layout is not None:
+        raise ConfigError(f"{layout!r} for {stored}: its points are on axis 0; leave it out", "layout")
+    _, channel = axes(None if layout is None else f"N{layout}", (1, *stored.shape), str(stored))
+    shape = tuple(n for axis, n in enumerate(stored.shape) if axis != channel)
+    if len(shape) != len(size):
+        cure = "give one number per axis; an axis of channels is named by layout=, such as 'CDHW'"
+        has = f"{size} has {len(size)} axes, but {stored} has shape {stored.shape}"
+        raise ConfigError(f"{has}; {cure}", f"{where}.patch")
+    if field.pad is None and any(map(int.__lt__, shape, size)):
+        what = f"has shape {shape}, smaller than a patch {size}; give pad='zero' or 'last', or a smaller patch"
+        raise stored.error(FormatError, what)
+    if drawn is not None and field.stride:
+        raise ConfigError("is for a grid, but patches_per_volume draws places; give one of both", f"{where}.stride")
+    moved = size if channel is None else (stored.shape[channel], *size)
+    masked = 0 if field.pad is None else len(size) if field.patch else 1
+    spec = FieldSpec(moved, stored.dtype.newbyteorder("="), channel, masked=masked)
+    of: Any = {"values": stored, "shape": shape, "size": size, "stride": field.stride or size, "spec": spec}
+    of |= {"drawn": drawn, "pad": field.pad, "channel": channel, "scattered": not field.patch}
+    return StoredPatches(stored.path, stored.name, **of)

@@ -1,0 +1,159 @@
+"""Shares of drawn patches with a class in their middle."""
+
+import h5py
+import numpy as np
+import pytest
+from support.sources.oracle import read, refused
+
+from lit_async_data import AsyncLoader, ConfigError, Field, FormatError, HDF5Source, ResumeError
+from lit_async_data.sources.hdf5.index import index
+from lit_async_data.sources.hdf5.schema import patches
+
+SHAPES, SIZE = [(30, 40, 50), (24, 36, 28), (16, 16, 16)], (8, 9, 10)
+
+
+def masks():
+    """Class 1 is a small ball, class 2 a corner; the last volume has neither."""
+    found = [np.zeros(shape, "u1") for shape in SHAPES]
+    for mask, centre in zip(found, [(20, 20, 30), (6, 30, 9)]):
+        near = sum(
+            (np.arange(n) - c).reshape([-1 if a == b else 1 for b in range(3)]) ** 2
+            for a, (n, c) in enumerate(zip(mask.shape, centre))
+        )
+        mask[near < 9] = 1
+        mask[-1, -1, -1] = 2
+    return found
+
+
+def write(folder, **options):
+    for number, mask in enumerate(masks()):
+        with h5py.File(folder / f"{number}.h5", "w") as file:
+            file.create_dataset("ct", data=np.random.default_rng(number).integers(0, 99, mask.shape), **options)
+            file.create_dataset("mask", data=mask, **options)
+    return str(folder / "*.h5")
+
+
+def source_of(path, shares, **options):
+    fields = {"x": Field("ct", patch=SIZE), "y": Field("mask", patch=SIZE)}
+    return HDF5Source(path, fields, patches_per_volume=700, foreground=shares, **options)
+
+
+@pytest.mark.parametrize("stored", [{}, {"chunks": (8, 8, 8), "compression": "gzip"}], ids=["raw", "gzip"])
+def test_2000_patches_have_a_class_in_their_middle_by_its_share(tmp_path, stored, monkeypatch):
+    monkeypatch.setattr(patches, "SCANNED", 5000)  # the volumes take several pieces
+    path = write(tmp_path, **stored)
+    source, everywhere = source_of(path, {"y": {1: 0.4, 2: 0.25}}), source_of(path, None)
+    with AsyncLoader(source, {"batch_size": 50, "shuffle": True, "return_indices": True}) as loader:
+        batches = [{key: value.numpy() for key, value in batch.items()} for batch in loader]
+    found = {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
+    volumes, shares = masks(), {1: [], 2: []}
+    for x, y, origin, other, sample in zip(*(found[key] for key in ("x", "y", "x_origin", "y_origin", "index"))):
+        mask = volumes[sample // 700]
+        box = tuple(slice(first, first + n) for first, n in zip(origin, SIZE))
+        assert origin.tolist() == other.tolist()
+        np.testing.assert_array_equal(y, mask[box])
+        np.testing.assert_array_equal(x, np.random.default_rng(sample // 700).integers(0, 99, mask.shape)[box])
+        if sample < 1400:
+            shares[1].append(y[4, 4, 5] == 1)
+            shares[2].append((origin == np.subtract(mask.shape, SIZE)).all())  # the corner has no patch around it
+    plain = read(everywhere, np.arange(1400), ["y"])["y"][:, 4, 4, 5]
+    assert abs(np.mean(shares[1]) - 0.4 - 0.35 * np.mean(plain == 1)) < 0.03
+    assert abs(np.mean(shares[2]) - 0.25) < 0.03
+    seen = {tuple(origin) for origin, sample in zip(found["y_origin"], found["index"]) if sample < 700}
+    assert len(seen) > 300  # patches of class 1 lie around many of its elements, others anywhere
+
+
+def test_a_volume_without_the_class_has_patches_anywhere(tmp_path):
+    path = write(tmp_path)
+    source, everywhere = source_of(path, {"y": {1: 1.0}}), source_of(path, None)
+    every = np.arange(2100)
+    foreground, plain = (read(each, every, ["y", "y_origin"]) for each in (source, everywhere))
+    assert (foreground["y"][:1400, 4, 4, 5] == 1).all()
+    np.testing.assert_array_equal(foreground["y_origin"][1400:], plain["y_origin"][1400:])
+
+
+@pytest.mark.processes
+def test_places_agree_between_ranks_and_workers_and_after_a_resume(tmp_path):
+    path, options = write(tmp_path), {"batch_size": 100, "shuffle": True, "return_indices": True}
+
+    def loader(rank=0, world_size=1, **more):
+        return AsyncLoader(source_of(path, {"y": {1: 0.5}}), options | more, rank=rank, world_size=world_size)
+
+    def of(batches):
+        return {
+            sample: at for batch in batches for sample, at in zip(batch["index"].tolist(), batch["x_origin"].tolist())
+        }
+
+    with loader(workers=1) as one, loader(workers=2, worker_kind="process") as processes:
+        places = of(one)
+        assert of(processes) == places
+    with loader(0, 2) as first, loader(1, 2) as second:
+        assert of(first) | of(second) == places
+    with loader() as stopped:
+        next(stopped)
+        state = stopped.state_dict()
+    with loader() as resumed:
+        resumed.load_state_dict(state)
+        rest = of(resumed)
+        assert rest == {sample: places[sample] for sample in rest}
+        assert len(rest) == 2000
+    with (
+        AsyncLoader(source_of(path, {"y": {1: 0.6}}), options) as other,
+        pytest.raises(ResumeError, match="patches of"),
+    ):
+        other.load_state_dict(state)
+
+
+def test_classes_are_read_once_with_a_cache_dir(tmp_path, monkeypatch):
+    path = write(tmp_path)
+    monkeypatch.setattr(index, "changed_recently", lambda *_: False)
+    kept = tmp_path / "kept"
+    first = source_of(path, {"y": {1: 0.5}}, cache_dir=kept)
+    stored = []
+    monkeypatch.setattr(index.IndexCache, "store", lambda self, key, columns: stored.append(key))
+    again = source_of(path, {"y": {1: 0.5}}, cache_dir=kept)
+    assert stored == []
+    every = np.arange(0, 2100, 50)
+    np.testing.assert_array_equal(read(first, every)["x"], read(again, every)["x"])
+    source_of(path, {"y": {2: 0.5}}, cache_dir=kept)  # other classes
+    assert len(stored) == 3
+
+
+@pytest.mark.parametrize(
+    ("foreground", "options", "error", "words"),
+    [
+        ({"y": {7: 0.5}}, {}, ConfigError, ["foreground.y", "3 volumes is 7"]),
+        ({"y": {1: 0}}, {}, ConfigError, ["foreground.y", "{1: 0}", "above 0"]),
+        ({"y": {1: 0.7, 2: 0.6}}, {}, ConfigError, ["foreground.y", "at most 1"]),
+        ({"y": {}}, {}, ConfigError, ["foreground.y"]),
+        ({"y": 0.5}, {}, ConfigError, ["foreground.y", "0.5"]),
+        ({"y": {1: "half"}}, {}, ConfigError, ["foreground.y", "half"]),
+        ({"y": {"tumour": 0.5}}, {}, ConfigError, ["foreground.y", "tumour"]),
+        (0.5, {}, ConfigError, ["foreground", "0.5", "{'mask': {1: 0.33}}"]),
+        ({"z": {1: 0.5}}, {}, ConfigError, ["foreground", "'z'"]),
+        ({"y": {1: 0.5}, "x": {1: 0.5}}, {}, ConfigError, ["foreground", "one field"]),
+        ({"y": {1: 0.5}}, {"patches_per_volume": None}, ConfigError, ["foreground", "patches_per_volume"]),
+        ({"x": {1: 0.5}}, {}, ConfigError, ["foreground.x", "0.h5:/ct", "whole numbers"]),
+    ],
+)
+def test_a_fault_is_named_before_training(tmp_path, foreground, options, error, words):
+    write(tmp_path)
+    for number in range(3):
+        with h5py.File(tmp_path / f"{number}.h5", "a") as file:
+            values = file["ct"][...]
+            del file["ct"]
+            file["ct"] = values.astype("f4")
+    fields = {"x": Field("ct", patch=SIZE), "y": Field("mask", patch=SIZE)}
+    refused(
+        error, words, str(tmp_path / "*.h5"), fields, **({"patches_per_volume": 4} | options), foreground=foreground
+    )
+
+
+def test_a_mask_of_another_shape_is_refused(tmp_path):
+    write(tmp_path)
+    with h5py.File(tmp_path / "1.h5", "a") as file:
+        del file["mask"]
+        file["mask"] = np.zeros((24, 36, 27), "u1")
+    fields = {"x": Field("ct", patch=SIZE), "y": Field("mask", patch=SIZE)}
+    words = ["1.h5:/mask", "(24, 36, 27)", "(24, 36, 28)"]
+    refused(FormatError, words, str(tmp_path / "*.h5"), fields, patches_per_volume=4, foreground={"y": {1: 0.5}})

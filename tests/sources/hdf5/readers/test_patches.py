@@ -1,0 +1,376 @@
+"""Patches of volumes: on grids and drawn, of every way of storage, against slices of whole arrays."""
+
+import contextlib
+import itertools
+import pickle
+
+import h5py
+import numpy as np
+import pytest
+from support.files.damage import VALUES, key_of, made
+from support.files.damage import patch as damage
+from support.sources.oracle import read
+
+from lit_async_data import (
+    AsyncLoader,
+    ConfigError,
+    CorruptError,
+    Field,
+    HDF5Source,
+    MemoryBudgetError,
+    ResumeError,
+    split,
+    statistics,
+)
+from lit_async_data.lightning.display import summary_lines
+from lit_async_data.order.chunk_order import ChunkRun
+from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
+from lit_async_data.testing import check_contract
+
+SHAPES = [(20, 31, 17), (9, 40, 22), (33, 8, 12)]
+CHUNKS = (4, 7, 5)
+STORED = {
+    "raw": {},
+    "big-endian": {"dtype": ">i2"},
+    "chunked": {"chunks": CHUNKS},
+    "gzip": {"chunks": CHUNKS, "compression": "gzip", "shuffle": True},
+    "gzip, big-endian": {"chunks": CHUNKS, "compression": "gzip", "dtype": ">i2"},
+    "only libhdf5": {"chunks": CHUNKS, "scaleoffset": 0},
+    "one chunk": {"chunks": (8, 8, 8), "compression": "lzf", "maxshape": (None, None, None)},
+}
+
+
+def volumes(shapes=SHAPES):
+    return [np.random.default_rng(number).integers(-1000, 3000, shape) for number, shape in enumerate(shapes)]
+
+
+def write(folder, shapes=SHAPES, **options):
+    for number, volume in enumerate(volumes(shapes)):
+        with h5py.File(folder / f"{number}.h5", "w") as file:
+            own = options
+            if "chunks" in options:
+                own = options | {"chunks": tuple(map(min, options["chunks"], volume.shape))}
+            file.create_dataset("ct", data=volume.astype("i2"), **own)
+            file["mask"] = (volume > 500).astype("u1")
+            file.attrs["age"] = 40 + number
+    return str(folder / "*.h5")
+
+
+def cut(volume, origin, size, pad=None):
+    """A patch, and which of its elements are real."""
+    inside = volume[tuple(slice(begin, begin + n) for begin, n in zip(origin, size))]
+    missing = [(0, n - m) for n, m in zip(size, inside.shape)]
+    assert pad or not np.any(missing)
+    how = {"mode": "edge"} if pad == "last" else {}
+    return np.pad(inside, missing, **how), np.pad(np.ones(inside.shape, bool), missing)
+
+
+def grid(shape, size, stride):
+    """The origins of patches that cover a volume, one axis after the other."""
+    axes = []
+    for n, patch, step in zip(shape, size, stride):
+        firsts = [0]
+        while firsts[-1] + patch < n:
+            firsts.append(min(firsts[-1] + step, n - patch))
+        axes.append(firsts)
+    return list(itertools.product(*axes))
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize("stored", STORED)
+def test_2000_drawn_patches_equal_slices_of_whole_arrays(tmp_path, stored, mapped):
+    fields = {"x": Field("ct", patch=(6, 8, 7)), "y": Field("mask", patch=(6, 8, 7), dtype="float32")}
+    fields["age"] = Field(attr="age")
+    path = write(tmp_path, **STORED[stored])
+    source = HDF5Source(path, fields, patches_per_volume=700, memory_map=mapped)
+    assert len(source) == 2100
+    found, places = volumes(), set()
+    with AsyncLoader(source, {"batch_size": 50, "shuffle": True, "return_indices": True}) as loader:
+        for batch in loader:
+            assert batch["x"].dtype.itemsize == 2
+            for x, y, origin, other, age, sample in zip(
+                *(batch[key].numpy() for key in ("x", "y", "x_origin", "y_origin", "age", "index")), strict=True
+            ):
+                volume = found[sample // 700]
+                expected, _ = cut(volume, origin, (6, 8, 7))
+                np.testing.assert_array_equal(x, expected)
+                np.testing.assert_array_equal(y, expected > 500)
+                assert origin.tolist() == other.tolist()
+                assert age == 40 + sample // 700
+                places.add((sample // 700, *origin))
+    for number, shape in enumerate(SHAPES):
+        seen = np.array([place[1:] for place in places if place[0] == number])
+        assert seen.min(0).tolist() == [0, 0, 0]
+        assert seen.max(0).tolist() == [n - size for n, size in zip(shape, (6, 8, 7))]
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 20_000, 2**24])
+def test_later_epochs_read_other_places_of_cached_chunks(tmp_path, cache_bytes):
+    path = write(tmp_path, **STORED["gzip, big-endian"])
+    source = HDF5Source(path, {"x": Field("ct", patch=(6, 8, 7))}, patches_per_volume=30)
+    options = {"batch_size": 9, "shuffle": True, "return_indices": True, "cache_bytes": cache_bytes, "workers": 2}
+    found, origins = volumes(), []
+    with AsyncLoader(source, options) as loader:
+        for batch in itertools.chain(loader, loader, loader):
+            for x, origin, sample in zip(*(batch[key].numpy() for key in ("x", "x_origin", "index")), strict=True):
+                np.testing.assert_array_equal(x, cut(found[sample // 30], origin, (6, 8, 7))[0])
+                origins.append((sample // 30, *origin))
+    assert len(origins) == 270
+    assert len(set(origins)) > 200
+
+
+@pytest.mark.parametrize("pad", ["zero", "last"])
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("stride", [None, (5, 3, 12), (12, 12, 12)])
+def test_patches_of_a_grid_cover_each_volume_in_order(tmp_path, stored, stride, pad):
+    size = (12, 12, 20)  # larger than two of the volumes
+    path = write(tmp_path, **STORED[stored])
+    source = HDF5Source(path, {"x": Field("ct", patch=size, stride=stride, pad=pad)})
+    batch = read(pickle.loads(pickle.dumps(source)), np.arange(len(source))[::-1])
+    places = [(volume, each) for volume in volumes() for each in grid(volume.shape, size, stride or size)]
+    assert len(source) == len(places)
+    for row, (volume, origin) in enumerate(places):
+        patch, real = cut(volume, origin, size, pad)
+        sample = len(places) - 1 - row
+        np.testing.assert_array_equal(batch["x"][sample], patch)
+        np.testing.assert_array_equal(batch["x_mask"][sample], real)
+        assert tuple(batch["x_origin"][sample]) == origin
+        assert source.locate([row])[0].file.endswith(".h5")
+
+
+@pytest.mark.parametrize("layout", ["CDHW", "DHWC", "DCHW"])
+@pytest.mark.parametrize("stored", [{}, {"chunks": True, "compression": "gzip"}], ids=["raw", "gzip"])
+def test_channels_are_whole_and_come_first(h5, layout, stored):
+    volume = np.random.default_rng(0).random((7, 12, 9, 2), np.float32)
+    path = h5()
+    with h5py.File(path, "w") as file:
+        file.create_dataset("v", data=np.moveaxis(volume, -1, layout.index("C")), **stored)
+        file["m"] = volume[..., 0] > 0.5
+    fields = {"x": Field("v", patch=(4, 5, 12), pad="zero"), "y": Field("m", patch=(4, 5, 12), pad="zero")}
+    source = HDF5Source(path, fields, layout={"x": layout}, patches_per_volume=40)
+    assert source.spec["x"].shape == (2, 4, 5, 12)
+    batch = read(source, np.arange(40))
+    for x, y, origin in zip(batch["x"], batch["y"], batch["y_origin"]):
+        expected, real = cut(volume[..., 0], origin, (4, 5, 12), "zero")
+        np.testing.assert_array_equal(x[0], expected)
+        np.testing.assert_array_equal(x[1], cut(volume[..., 1], origin, (4, 5, 12), "zero")[0])
+        np.testing.assert_array_equal(y, (expected > 0.5) & real)
+
+
+@pytest.mark.parametrize("stored", ["raw", "gzip"])
+@pytest.mark.parametrize("dtype", [None, "float64"])
+def test_datasets_are_channels_of_patches(tmp_path, stored, dtype):
+    path = write(tmp_path, **STORED[stored])
+    for number, volume in enumerate(volumes()):
+        with h5py.File(tmp_path / f"{number}.h5", "a") as file:
+            file.create_dataset("mr", data=volume.astype("i2")[::-1] // 3)
+    field = Field(["ct", "mr"], patch=(6, 8, 14), pad="last", dtype=dtype)
+    source = HDF5Source(path, {"x": field}, patches_per_volume=20)
+    assert source.spec["x"].shape == (2, 6, 8, 14)
+    batch = read(source, np.arange(60))
+    for sample, origin in enumerate(batch["x_origin"]):
+        volume = volumes()[sample // 20]
+        for channel, values in zip(batch["x"][sample], (volume, volume[::-1] // 3), strict=True):
+            expected, real = cut(values, origin, (6, 8, 14), "last")
+            np.testing.assert_array_equal(channel, expected)
+            np.testing.assert_array_equal(batch["x_mask"][sample], real)
+    real = np.broadcast_to(batch["x_mask"][:, None], batch["x"].shape).swapaxes(0, 1)
+    found = statistics(source, axis=0)["x"]
+    for channel in range(2):
+        values = batch["x"][:, channel][real[channel]]
+        assert (found.count[channel], found.min[channel], found.max[channel]) == (
+            len(values),
+            *(values.min(), values.max()),
+        )
+        np.testing.assert_allclose(found.mean[channel], values.mean())
+
+
+def test_a_pass_over_other_places_is_not_resumed(tmp_path):
+    path = write(tmp_path, SHAPES[:1])
+    one = HDF5Source(path, {"x": Field("ct", patch=(10, 31, 17))})
+    two = HDF5Source(path, {"x": Field("ct", patch=(10, 31, 17))}, patches_per_volume=2)
+    assert len(one) == len(two)
+    with AsyncLoader(one, {"batch_size": 1, "shuffle": False}) as loader:
+        next(loader)
+        state = loader.state_dict()
+    with (
+        AsyncLoader(two, {"batch_size": 1, "shuffle": False}) as loader,
+        pytest.raises(ResumeError, match="patches of x"),
+    ):
+        loader.load_state_dict(state)
+
+
+def test_slices_of_a_volume(tmp_path):
+    path = write(tmp_path, SHAPES[:1], **STORED["gzip"])
+    source = HDF5Source(path, {"x": Field("ct", patch=(1, 31, 17))})
+    (volume,) = volumes(SHAPES[:1])
+    np.testing.assert_array_equal(read(source, np.arange(20))["x"], volume[:, None])
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("stored", ["raw", "gzip", "only libhdf5"])
+def test_places_agree_between_ranks_workers_epochs_and_after_a_resume(tmp_path, stored):
+    path = write(tmp_path, **STORED[stored])
+    fields = {"x": Field("ct", patch=(6, 8, 7))}
+    options = {"batch_size": 3, "shuffle": True, "seed": 5, "return_indices": True}
+
+    def of(batches):
+        return [(batch["index"].tolist(), batch["x_origin"].tolist(), int(batch["x"].sum())) for batch in batches]
+
+    def loader(rank=0, world_size=1, **more):
+        source = HDF5Source(path, fields, patches_per_volume=8)
+        return AsyncLoader(source, options | more, rank=rank, world_size=world_size)
+
+    with loader(workers=1) as one:
+        first, second = of(one), of(one)
+    places = {sample: origin for batch in first for sample, origin in zip(*batch[:2])}
+    assert places != {sample: origin for batch in second for sample, origin in zip(*batch[:2])}
+    with loader(workers=3) as three:
+        assert of(three) == first
+    with loader(workers=2, worker_kind="process") as processes:
+        assert of(processes) == first
+    dealt = {}
+    for rank in range(2):
+        with loader(rank, 2) as each:
+            dealt |= {sample: origin for batch in of(each) for sample, origin in zip(*batch[:2])}
+    assert dealt == places
+    with loader() as stopped:
+        batches = iter(stopped)
+        before = [next(batches) for _ in range(3)]
+        state = stopped.state_dict()
+    with loader() as resumed:
+        resumed.load_state_dict(state)
+        assert of(before) + of(resumed) == first
+    with loader(augment=False) as fixed:
+        one, two = ({sample: at for batch in of(fixed) for sample, at in zip(*batch[:2])} for _ in range(2))
+        assert one == two != places
+
+
+@pytest.mark.parametrize("patches_per_volume", [None, 6])
+@pytest.mark.parametrize("stored", ["raw", "chunked", "gzip", "only libhdf5"])
+def test_a_source_of_patches_keeps_the_contract(tmp_path, stored, patches_per_volume):
+    path = write(tmp_path, **STORED[stored])
+    fields = {"x": Field("ct", patch=(6, 16, 7), pad="last"), "age": Field(attr="age")}
+    check_contract(HDF5Source(path, fields, patches_per_volume=patches_per_volume))
+
+
+def test_groups_have_volumes_too(h5):
+    path = h5()
+    with h5py.File(path, "w") as file:
+        for number, volume in enumerate(volumes()):
+            file.create_dataset(f"scans/{number}/ct", data=volume, chunks=(4, 5, 6), compression="gzip")
+    source = HDF5Source(path, {"x": Field("ct", patch=(5, 8, 12))}, group="scans/*", patches_per_volume=4)
+    assert [(part.group, part.samples) for part in source.parts] == [(f"scans/{n}", 4) for n in range(3)]
+    assert source.chunks.runs == (ChunkRun(4, 4),) * 3
+    assert source.memory(1).decoded < source.memory().cacheable / 2  # the chunks of one volume
+    batch = read(source, [0, 5, 11])
+    for sample, volume in enumerate(volumes()):
+        np.testing.assert_array_equal(batch["x"][sample], cut(volume, batch["x_origin"][sample], (5, 8, 12))[0])
+
+
+def test_patches_of_one_volume_are_not_torn_apart_by_a_split(tmp_path):
+    path = write(tmp_path, SHAPES)
+    grid, drawn, apart = (
+        HDF5Source(path, {"x": Field("ct", patch=patch)}, patches_per_volume=count)
+        for patch, count in [((8, 8, 8), None), ((1, 1, 1), 4), ((1, 8, 1), None)]
+    )
+    for source in grid, drawn:
+        with pytest.raises(ConfigError, match="groups='file'"):
+            split(source, {"train": 0.7, "val": 0.3})
+        sides = split(source, {"train": 0.7, "val": 0.3}, groups="file")
+        assert sides.overlap == 0
+    assert apart.chunks.overlap > 0  # 31 and 17 are no multiples of 8
+    assert HDF5Source(path, {"x": Field("ct", patch=(1, 1, 1))}).chunks.overlap == 0
+
+
+@pytest.mark.parametrize("stored", ["raw", "chunked", "gzip", "only libhdf5"])
+def test_patches_of_remote_volumes(tmp_path, stored):
+    fsspec = pytest.importorskip("fsspec")
+    write(tmp_path, SHAPES[:1], **STORED[stored])
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/volumes/0.h5", (tmp_path / "0.h5").read_bytes())
+    try:
+        for count in (None, 9):
+            fields = {"x": Field("ct", patch=(6, 8, 7))}
+            with contextlib.closing(HDF5Source("memory://volumes/0.h5", fields, patches_per_volume=count)) as source:
+                source.fetch(np.arange(len(source)))
+                batch = read(source, np.arange(len(source)))
+            for x, origin in zip(batch["x"], batch["x_origin"]):
+                np.testing.assert_array_equal(x, cut(volumes()[0], origin, (6, 8, 7))[0])
+    finally:
+        memory.rm("/volumes", recursive=True)
+
+
+def test_a_damaged_chunk_fails_the_patches_that_touch_it(tmp_path):
+    path = tmp_path / "0.h5"
+    write(tmp_path, SHAPES[:1], **STORED["gzip"])
+    with h5py.File(path) as file:
+        info = next(each for each in map(file["ct"].id.get_chunk_info, range(75)) if each.chunk_offset == (8, 14, 10))
+    content = bytearray(path.read_bytes())
+    content[info.byte_offset : info.byte_offset + 40] = bytes(40)
+    path.write_bytes(content)
+    source = HDF5Source(path, {"x": Field("ct", patch=(4, 7, 5))})
+    origins = [tuple(each) for each in read(source, np.arange(len(source)), ["x_origin"])["x_origin"]]
+    for sample, origin in enumerate(origins):
+        if all(a < b + n and b < a + n for a, b, n in zip(origin, (8, 14, 10), (4, 7, 5))):
+            with pytest.raises(CorruptError, match=r"chunk \(8, 14, 10\)") as caught:
+                read(source, [0, sample])
+            assert caught.value.sample_id == sample
+        else:
+            read(source, [sample])
+    options = {"batch_size": 4, "on_error": "skip", "max_bad": 9, "shuffle": False, "return_indices": True}
+    with AsyncLoader(source, options) as loader:
+        kept = np.concatenate([batch["index"] for batch in loader])
+    assert 0 < len(source) - len(kept) < 9
+
+
+def test_a_chunk_of_too_few_bytes_fails_its_patches_where_libhdf5_would_read_others(tmp_path):
+    path = tmp_path / "x.h5"
+    damage(path, key_of(path, made(path, filters=["scaleoffset"])), "<I", 60)  # of rows 25 to 29
+    source = HDF5Source(path, {"x": Field("data", patch=(4, 3))})
+    origins = read(source, np.arange(len(source)), ["x_origin"])["x_origin"]
+    for sample, (row, column) in enumerate(origins.tolist()):
+        if row + 4 > 25 and row < 30:
+            with pytest.raises(CorruptError, match=r"chunk \(25, 0\) of 60 bytes") as caught:
+                read(source, [sample])
+            assert caught.value.sample_id == sample
+        else:
+            patch = read(source, [sample])["x"][0]
+            np.testing.assert_array_equal(patch, VALUES[row : row + 4, column : column + 3])
+
+
+def test_a_budget_too_small_for_the_volumes_in_use_is_refused(tmp_path):
+    path = write(tmp_path, **STORED["gzip"])
+    source = HDF5Source(path, {"x": Field("ct", patch=(6, 8, 7))}, patches_per_volume=8)
+    options = {"batch_size": 2, "shuffle": True, "memory_budget": 60_000}
+    with (
+        pytest.raises(MemoryBudgetError, match=r"decoded need .* over the budget of 60000"),
+        AsyncLoader(source, options),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("count", [None, 2, 9])
+@pytest.mark.parametrize("layout", [None, "CDHW"])
+def test_the_bytes_decoded_for_each_one_used_are_said(tmp_path, monkeypatch, count, layout):
+    decoded, decode = [], FilterPipeline.decode
+    monkeypatch.setattr(FilterPipeline, "decode", lambda *given: decoded.append(decode(*given)) or decoded[-1])
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        shape, chunks = (40, 31, 17), (8, 7, 5)
+        stored = ((2, *shape), (1, *chunks)) if layout else (shape, chunks)
+        file.create_dataset("x", *stored[:1], "i2", chunks=stored[1], compression="gzip")
+        file["x"][...] = 1
+    used, nbytes, options = 0, 0, {"batch_size": 3, "shuffle": True, "workers": 1, "worker_kind": "thread"}
+    for seed in range(40):  # each with a new cache
+        fields = {"x": Field("x", patch=(9, 8, 7))}
+        source = HDF5Source(tmp_path / "x.h5", fields, layout=layout, patches_per_volume=count)
+        with (
+            contextlib.closing(source),
+            AsyncLoader(source, options | {"seed": seed}) as loader,
+        ):
+            expected, line = source.chunks.amplification, summary_lines(loader)[1]
+            assert f"1 of 1 volumes; about {expected:.1f} bytes are decoded for each one that patches use" in line
+            decoded.clear()
+            used += sum(batch["x"].numel() * 2 for batch in loader)
+            nbytes += sum(map(len, decoded))
+    assert nbytes / used == pytest.approx(expected, rel=0.1 if count else 1e-6)

@@ -1,0 +1,94 @@
+"""`merge_patches`: volumes from predictions of patches equal what each element's patches say."""
+
+import h5py
+import numpy as np
+import pytest
+from support.sources.oracle import read
+
+from lit_async_data import ConfigError, Field, HDF5Source, merge_patches, split
+from lit_async_data.testing import ArraySource
+
+SHAPES = {"a": (9, 14, 11), "b": (4, 20, 8), "c": (12, 6, 7)}
+SIZE = (5, 6, 8)
+
+
+@pytest.fixture
+def path(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for name, shape in SHAPES.items():
+            file[f"scans/{name}/ct"] = np.random.default_rng(len(name)).random(shape)
+    return tmp_path / "x.h5"
+
+
+def source_of(path, stride=(2, 3, 4), **options):
+    return HDF5Source(path, {"x": Field("ct", patch=SIZE, stride=stride, pad="zero")}, group="scans/*", **options)
+
+
+def test_predictions_that_agree_give_the_volume(path, tmp_path):
+    source = source_of(path)
+    patches = read(source, np.arange(len(source)))["x"]
+    merge_patches(np.stack([patches, -patches], axis=1), source, tmp_path / "merged.h5")
+    with h5py.File(tmp_path / "merged.h5") as file, h5py.File(path) as given:
+        assert sorted(file["x.h5/scans"]) == ["a", "b", "c"]
+        for name in SHAPES:
+            volume = given[f"scans/{name}/ct"][...]
+            np.testing.assert_allclose(file[f"x.h5/scans/{name}"], np.stack([volume, -volume]), rtol=1e-5)
+
+
+def test_overlapping_predictions_are_averaged(path, tmp_path):
+    source = source_of(path)
+    values = np.random.default_rng(0).random((len(source), *SIZE), np.float32)
+    with h5py.File(tmp_path / "predictions.h5", "w") as file:
+        file["prediction"] = values
+        merge_patches(file["prediction"], source, tmp_path / "merged.h5")
+    origins = read(source, np.arange(len(source)), ["x_origin"])["x_origin"]
+    ends = np.cumsum([part.samples for part in source.parts])
+    with h5py.File(tmp_path / "merged.h5") as file:
+        for name, first, end in zip(SHAPES, [0, *ends], ends):
+            merged = file[f"x.h5/scans/{name}"][...]
+            assert merged.dtype == np.float32
+            for place in np.random.default_rng(1).integers(0, SHAPES[name], (200, 3)):
+                inside = place - origins[first:end]
+                own = np.flatnonzero(((inside >= 0) & (inside < SIZE)).all(axis=1))
+                expected = np.mean([values[first + each][tuple(inside[each])] for each in own])
+                np.testing.assert_allclose(merged[tuple(place)], expected, rtol=1e-5)
+
+
+def test_a_side_of_a_split_gives_its_volumes(path, tmp_path):
+    source = source_of(path)
+    side = split(source, {"train": 0.5, "val": 0.5}, groups="group", seed=3)["val"]
+    merge_patches(read(side, np.arange(len(side)))["x"], side, tmp_path / "merged.h5")
+    with h5py.File(tmp_path / "merged.h5") as file, h5py.File(path) as given:
+        assert 0 < len(file["x.h5/scans"]) < 3
+        for name, merged in file["x.h5/scans"].items():
+            np.testing.assert_allclose(merged, given[f"scans/{name}/ct"], rtol=1e-5)
+
+
+def test_elements_of_no_patch_are_nan(path, tmp_path):
+    source = source_of(path, rows=np.arange(1, len(source_of(path))))  # the first patch of the first volume lacks
+    merge_patches(read(source, np.arange(len(source)))["x"], source, tmp_path / "merged.h5")
+    with h5py.File(tmp_path / "merged.h5") as file, h5py.File(path) as given:
+        merged, volume = file["x.h5/scans/a"][...], given["scans/a/ct"][...]
+    lost = np.zeros(volume.shape, bool)
+    lost[:2, :3, :3] = True  # the next patches begin at 2, 3 and, at the end of the volume, 3
+    np.testing.assert_array_equal(np.isnan(merged), lost)
+    np.testing.assert_allclose(merged[~lost], volume[~lost], rtol=1e-5)
+
+
+def test_what_does_not_fit_is_named_and_leaves_no_file(path, tmp_path):
+    source, target = source_of(path), tmp_path / "merged.h5"
+    values = np.zeros((len(source), *SIZE))
+    drawn = source_of(path, None, patches_per_volume=2)
+    for given, of, message in [
+        (values[1:], source, f"predictions: {len(source) - 1} for {len(source)} samples"),
+        (values[..., 1:], source, r"predictions: one has shape \(5, 6, 7\), but a patch has \(5, 6, 8\)"),
+        (values[:6], drawn, "source: .* has no patches on a grid"),
+        (values[:6], ArraySource({"x": values[:6]}), "source: .* has no patches on a grid"),
+    ]:
+        with pytest.raises(ConfigError, match=f"^{message}"):
+            merge_patches(given, of, target)
+        assert [each.name for each in tmp_path.iterdir()] == ["x.h5"]
+    target.write_bytes(b"mine")
+    with pytest.raises(ConfigError, match=r"path: .*merged\.h5 exists"):
+        merge_patches(values, source, target)
+    assert target.read_bytes() == b"mine"
