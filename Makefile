@@ -63,7 +63,8 @@ bench-encoded: $(VENV)/installed
 bench-manifest: $(VENV)/installed
 	$(BIN)/python benchmarks/loading/manifest.py $(ARGS)
 
-# A mixture of three sources, against its parts: about 1 minute.
+# Windows of frames against DataLoaders over h5py, and LanceDB where it is installed; a mixture of three sources against
+# its parts: about 12 minutes.
 bench-shapes: $(VENV)/installed
 	$(BIN)/python benchmarks/loading/shapes.py $(ARGS)
 

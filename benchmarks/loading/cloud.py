@@ -40,8 +40,9 @@ from lit_async_data import AsyncLoader, Field, HDF5Source
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
 
 from files.tables import write_images
-from measuring.program import BaseRun, Figures, Goal, argument_parser, run_parts
+from measuring.program import BaseRun, Figures, Goal, argument_parser, medians, run_parts
 from measuring.range_server import RangeServer
+from measuring.rates import count
 from readers.hdf5 import endless_epochs, is_installed
 
 MIB = 2**20
@@ -180,26 +181,18 @@ class Measured:
     requests: int
 
 
-def measured(opened: contextlib.AbstractContextManager[Iterator[Any]], run: Run, most: int = 2**60) -> Measured:
-    """Measure once a while has passed; at most ``most`` samples."""
+def measured(opened: contextlib.AbstractContextManager[Iterator[Any]], run: Run) -> Measured:
+    """Measure once a while has passed."""
     with opened as batches:
         began = time.perf_counter()
         next(batches)
         first = time.perf_counter() - began
-        count(batches, run.settle, most)
+        count(batches, 1, run.settle)
         before, cpu = run.server.counts, time.process_time()
-        samples, seconds = count(batches, run.seconds, most)
+        samples, seconds = count(batches, 1, run.seconds)
         cpu, sent = time.process_time() - cpu, run.server.counts - before
     line = run.server.bytes_per_s * seconds
     return Measured(first, samples / seconds, sent.nbytes / line if line else 0.0, cpu / samples, sent.requests)
-
-
-def count(batches: Iterator[Any], seconds: float, most: int = 2**60) -> tuple[int, float]:
-    began, samples, passed = time.perf_counter(), 0, 0.0
-    while passed < seconds and samples < most:
-        samples += len(next(batches)[1])
-        passed = time.perf_counter() - began
-    return samples, passed
 
 
 Opened = Callable[[], contextlib.AbstractContextManager[Iterator[Any]]]
@@ -211,10 +204,7 @@ def in_turns(contenders: dict[str, Opened], run: Run) -> dict[str, dict[str, flo
     for _ in range(run.rounds):
         for name, opened in contenders.items():
             found[name].append(dataclasses.asdict(measured(opened(), run)))
-    return {
-        name: {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
-        for name, rounds in found.items()
-    }
+    return {name: medians(rounds) for name, rounds in found.items()}
 
 
 def show(rows: Figures, title: str) -> Figures:
@@ -373,7 +363,8 @@ def by_lance(stored: Stored, rows: int) -> Iterator[Iterator[Any]]:
 
     def batches(pool: ThreadPoolExecutor) -> Iterator[Any]:
         while True:
-            yield None, range(sum(pool.map(taken, range(4))))
+            samples = range(sum(pool.map(taken, range(4))))
+            yield samples, samples
 
     with ThreadPoolExecutor(4) as pool:
         yield batches(pool)

@@ -13,7 +13,6 @@ cache, and the loop only counts batches. Before that the program compares pixels
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import sys
@@ -35,26 +34,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the impor
 
 from files.tables import Files, write_images
 from measuring.program import Figures, Goal, argument_parser, run_parts
-from readers.hdf5 import OURS, Batch, Contender, by_dataloader, is_installed, of_footprint
+from measuring.rates import TimedRun, in_turns
+from readers.hdf5 import OURS, Batch, Contender, asynchronous, by_dataloader, is_installed
 
-from loading.hdf5 import Run, medians
-
+Window = tuple[int, int, int]  # start, stop and step of the frames of a sample
 SIDE, BATCH = 224, 64
 STORED = {"vlen": "variable length", "fixed": "one length", "groups": "a dataset each"}
-ONE = ((0, 1, 1),)  # start, stop and step of the frames of a sample
+ONE = ((0, 1, 1),)
 WINDOWS = ((0, 4, 1), (0, 16, 5))
 DATALOADER, TABLE = "DataLoader", f"{OURS}, table of files"
 # Frames per second: times the best DataLoader of as many processes, and times our table of files.
 TIMES, OF_TABLE = 5, 0.9
-
-
-@dataclasses.dataclass(frozen=True)
-class Long(Run):
-    """Longer measurements: a batch takes tenths of a second."""
-
-    @property
-    def seconds(self) -> float:
-        return 0.3 if self.quick else 1.5
 
 
 def write_encoded(folder: str, files: Files) -> dict[str, str]:
@@ -94,7 +84,7 @@ DECODERS = {"simplejpeg": by_simplejpeg} | ({"OpenCV": by_opencv} if is_installe
 class Frames(Dataset[tuple[Any, int]]):
     """Frames read one by one by h5py, the file opened once in each worker."""
 
-    def __init__(self, path: str, window: tuple[int, int, int], decode: Callable[[bytes], Any]) -> None:
+    def __init__(self, path: str, window: Window, decode: Callable[[bytes], Any]) -> None:
         self.path, self.steps, self.decode, self.data = path, range(*window), decode, None
         with h5py.File(path) as file:
             self.labels = file["labels"][...]
@@ -114,7 +104,7 @@ class Frames(Dataset[tuple[Any, int]]):
 
 
 def ours(source: Source, family: str, workers: int | str, kind: str) -> Contender:
-    return of_footprint(family, source, batch_size=BATCH, workers=workers, worker_kind=kind, shuffle="global")
+    return asynchronous(family, source, batch_size=BATCH, workers=workers, worker_kind=kind, shuffle="global")
 
 
 def decoded(rows: Any) -> Batch:
@@ -137,7 +127,7 @@ def lance(folder: str, files: Files, workers: int) -> Contender:
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
-def compare(run: Run, paths: Mapping[str, str], files: Files, window: tuple[int, int, int], folder: str) -> Figures:
+def compare(run: TimedRun, paths: Mapping[str, str], files: Files, window: Window, folder: str) -> Figures:
     """Measure all contenders in turns, and print frames per second."""
     frames = len(range(*window))
     fields = (Field("x", decode="image", image_size=SIDE, window=None if frames == 1 else window), "labels")
@@ -163,22 +153,22 @@ def compare(run: Run, paths: Mapping[str, str], files: Files, window: tuple[int,
             read = Frames(path, window, decode)
             family = f"{DATALOADER}, {name}, {STORED[stored]}"
             chosen += [by_dataloader(family, read, count, BATCH) for count in workers]
-    rates = medians(chosen, run)
+    rates = in_turns(run, chosen)
     for source in sources.values():
         source.close()
     print(f"\nwindow {window}, {len(files.paths):,} JPEGs of {files.nbytes // len(files.paths):,} bytes, batch {BATCH}")
     print(f"{'':<52} frames/s")
     rows = []
     for contender in chosen:
-        rate = frames * rates[contender.name]
+        rate = frames * rates[contender.name].samples_per_s
         row = {"window": window, "contender": contender.family, "workers": contender.workers, "frames_per_s": rate}
         rows.append(row)
         print(f"{contender.name:<52} {rate:>8,.0f}")
     return rows
 
 
-def frames(run: Run, windows: tuple[tuple[int, int, int], ...] = ONE) -> Figures:
-    run = Long(run.quick, run.folder)
+def frames(run: TimedRun, windows: tuple[Window, ...] = ONE) -> Figures:
+    run = TimedRun(run.quick, run.folder, 1.5)  # a batch takes tenths of a second
     with tempfile.TemporaryDirectory(dir=run.folder) as folder:
         files = write_images(folder, "jpg", 256 if run.quick else 3_000, (SIDE, SIDE))
         paths = write_encoded(folder, files)
@@ -210,9 +200,9 @@ def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
                     yield Goal(f"{name} the best DataLoader of {workers}", mine / theirs, TIMES, TIMES)
 
 
-PARTS: dict[str, Callable[[Run], Figures]]
+PARTS: dict[str, Callable[[TimedRun], Figures]]
 PARTS = {"frames": frames, "windows": functools.partial(frames, windows=WINDOWS)}
 
 
 if __name__ == "__main__":
-    run_parts(argument_parser(__doc__, PARTS), PARTS, goals, Run, ("torch", "h5py"))
+    run_parts(argument_parser(__doc__, PARTS), PARTS, goals, TimedRun, ("torch", "h5py"))

@@ -17,10 +17,8 @@ import gc
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
-
-import torch
 
 from lit_async_data import AsyncLoader, HDF5Source
 
@@ -31,7 +29,8 @@ from files.layouts import Layout
 from measuring import memory as processes
 from measuring import page_cache
 from measuring.hdf5_goals import goals
-from measuring.program import BaseRun, Figures, argument_parser, run_parts
+from measuring.program import Figures, argument_parser, run_parts
+from measuring.rates import Rate, TimedRun, in_turns
 from readers import hdf5 as readers
 from readers.hdf5 import Contender
 
@@ -41,28 +40,10 @@ MOST_GROUP = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
-class Run(BaseRun):
-    """How long to measure, and the files, each written when it is first needed.
-
-    Attributes:
-        seconds: Length of one measurement.
-        settle: Seconds before it that are not counted.
-        patience: Seconds after which a measurement ends, even if a slow contender has not settled or ended a period.
-    """
+class Run(TimedRun):
+    """The files, each written when it is first needed."""
 
     paths: dict[str, str] = dataclasses.field(default_factory=dict)
-
-    @property
-    def seconds(self) -> float:
-        return 0.06 if self.quick else 0.5
-
-    @property
-    def settle(self) -> float:
-        return 0.03 if self.quick else 0.2
-
-    @property
-    def patience(self) -> float:
-        return 0.15 if self.quick else 8.0
 
     @property
     def workers(self) -> tuple[int, ...]:
@@ -80,43 +61,6 @@ class Run(BaseRun):
         return self.paths[name]
 
 
-def samples_per_second(contender: Contender, run: Run) -> float:
-    """Samples per second of one contender in one round."""
-    with contender.opened() as batches:
-        count(batches, contender.ready + 1, run.settle, 1, run.patience)
-        samples, seconds = count(batches, 1, run.seconds, contender.period, run.patience)
-    return samples / seconds
-
-
-def medians(contenders: Sequence[Contender], run: Run) -> dict[str, float]:
-    """The samples per second of each contender by name, measured in turns."""
-    rates: dict[str, list[float]] = {contender.name: [] for contender in contenders}
-    for _ in range(run.rounds):
-        for contender in contenders:
-            rates[contender.name].append(samples_per_second(contender, run))
-    return {name: statistics.median(rate) for name, rate in rates.items()}
-
-
-def count(
-    batches: Iterator[readers.Batch], least: int, seconds: float, period: int, patience: float
-) -> tuple[int, float]:
-    """Count samples, for at least some batches and seconds, and for a multiple of the period.
-
-    Returns:
-        Samples and seconds.
-    """
-    samples = taken = 0
-    started = time.perf_counter()
-    while True:
-        data, labels = next(batches)
-        assert isinstance(data, torch.Tensor) and len(data) == len(labels)  # noqa: PT018
-        samples += len(labels)
-        taken += 1
-        passed = time.perf_counter() - started
-        if (passed >= seconds and taken >= least and taken % period == 0) or passed > max(seconds, patience):
-            return samples, passed
-
-
 # -- warm --------------------------------------------------------------------------------------------------------------
 
 
@@ -130,34 +74,30 @@ def contenders_of(run: Run, layout: Layout, source: HDF5Source) -> list[Contende
             hand += [readers.chunk_mixed(layout, path, workers, wide) for workers in run.workers]
         whole = 2 * layout.rows * layout.sample_bytes
         ours.append(readers.ours(layout, source, 1, "global", cache_bytes=whole))
-    return [contender for contender in ours if contender is not None] + hand + readers.other_libraries(layout, path)
+    return ours + hand + readers.other_libraries(layout, path)
 
 
 def warm(run: Run) -> Figures:
-    rows = []
-    for layout in run.layouts.values():
-        source = HDF5Source(run.path(layout))
-        with AsyncLoader(source, {"batch_size": layout.batch, "shuffle": False, "workers": 1}) as loader:
-            slot_bytes = loader.footprint.budget.slot_bytes
-            for _ in loader:  # reads every page of the file, and maps it
-                pass
-        limit = layouts.limit_of(layout, run.path(layout), slot_bytes)
-        contenders = contenders_of(run, layout, source)
-        rates: dict[str, list[float]] = {contender.name: [] for contender in contenders}
-        limits = []
-        for _ in range(run.rounds):
-            limits.append(limit(run.seconds))
-            for contender in contenders:
-                rates[contender.name].append(samples_per_second(contender, run))
-        source.close()
-        results = compare(layout, contenders, rates, statistics.median(limits))
-        show(layout, results, layouts.compression(run.path(layout)))
-        rows += results
+    return [row for layout in run.layouts.values() for row in of_layout(run, layout)]
+
+
+def of_layout(run: Run, layout: Layout) -> Figures:
+    source, limits = HDF5Source(run.path(layout)), list[float]()
+    with AsyncLoader(source, {"batch_size": layout.batch, "shuffle": False, "workers": 1}) as loader:
+        slot_bytes = loader.footprint.budget.slot_bytes
+        for _ in loader:  # reads every page of the file, and maps it
+            pass
+    limit = layouts.limit_of(layout, run.path(layout), slot_bytes)
+    contenders = contenders_of(run, layout, source)
+    rates = in_turns(run, contenders, before=lambda: limits.append(limit(run.seconds)))
+    source.close()
+    rows = compare(layout, contenders, rates, statistics.median(limits))
+    show(layout, rows, layouts.compression(run.path(layout)))
     return rows
 
 
-def compare(layout: Layout, contenders: list[Contender], rates: dict[str, list[float]], limit: float) -> Figures:
-    medians = {contender.name: statistics.median(rates[contender.name]) for contender in contenders}
+def compare(layout: Layout, contenders: list[Contender], rates: dict[str, Rate], limit: float) -> Figures:
+    medians = {name: rate.samples_per_s for name, rate in rates.items()}
     dataloader = max(
         medians[contender.name] for contender in contenders if contender.family in (readers.ROWS, readers.SORTED)
     )
@@ -165,13 +105,8 @@ def compare(layout: Layout, contenders: list[Contender], rates: dict[str, list[f
     common = {"layout": layout.name, "stored": str(layout), "limit": limit}
     return [
         common
-        | {
-            "contender": contender.name,
-            "family": contender.family,
-            "workers": contender.workers,
-            "ours": contender.ours,
-            "samples_per_s": rate,
-        }
+        | {name: getattr(contender, name) for name in ("family", "workers", "ours")}
+        | {"contender": contender.name, "samples_per_s": rate}
         | {"of_limit": rate / limit, "times_dataloader": rate / dataloader, "times_other": rate / other}
         for contender, rate in ((contender, medians[contender.name]) for contender in contenders)
     ]
@@ -236,9 +171,7 @@ def cold(run: Run) -> Figures:
 
 def fresh(layout: Layout, path: str, workers: int) -> Contender:
     """AsyncLoader with a new source: a memory map from an earlier round would keep pages in memory."""
-    contender = readers.ours(layout, HDF5Source(path), workers)
-    assert contender is not None
-    return contender
+    return readers.ours(layout, HDF5Source(path), workers)
 
 
 def nth_dataloader(layout: Layout, path: str, workers: int, number: int) -> Contender:

@@ -20,7 +20,6 @@ import dataclasses
 import gc
 import multiprocessing
 import os
-import resource
 import statistics
 import sys
 import tempfile
@@ -41,10 +40,11 @@ from files import tables
 from files.tables import BATCH, Reading
 from measuring import memory, page_cache
 from measuring.program import Figures, Goal, argument_parser, run_parts
+from measuring.rates import in_turns
 from readers import tables as readers
-from readers.hdf5 import OURS, Contender
+from readers.hdf5 import OURS
 
-from loading.hdf5 import Run, count, rate_from_cold
+from loading.hdf5 import Run, rate_from_cold
 
 SIDE = 224
 STRETCHED, CROPPED = "JPEG stretched to 224²", "JPEG random crop to 224²"
@@ -54,40 +54,11 @@ CHEAPER = 1.2
 FIRST_MS = 200
 
 
-@dataclasses.dataclass(frozen=True)
-class Long(Run):
-    """Longer measurements: one batch of photographs takes tenths of a second."""
-
-    @property
-    def seconds(self) -> float:
-        return 0.3 if self.quick else 1.5
-
-
 def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
 # -- batches that are counted ------------------------------------------------------------------------------------------
-
-
-def cpu_seconds() -> float:
-    """CPU seconds of this process and of its children, including running ones."""
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    seconds = sum(usage.ru_utime + usage.ru_stime for usage in usages)
-    for child in multiprocessing.active_children():
-        # RUSAGE_CHILDREN counts only children that have ended.
-        words = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
-        seconds += (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
-    return seconds
-
-
-def measure_cost(contender: Contender, run: Run) -> tuple[float, float]:
-    """Images per second, and images per CPU second."""
-    with contender.opened() as batches:
-        count(batches, contender.ready + 1, run.settle, 1, run.patience)
-        before = cpu_seconds()
-        images, seconds = count(batches, 1, run.seconds, contender.period, run.patience)
-        return images / seconds, images / (cpu_seconds() - before)
 
 
 def decode_limit(reading: Reading, files: list[bytes], seconds: float, threads: int = 1) -> float:
@@ -112,13 +83,13 @@ def compare(run: Run, reading: Reading) -> Figures:
     contenders = [readers.ours(source, workers) for workers in (1, 2, "auto")] + contenders
     in_memory = [Path(path).read_bytes() for path in reading.files.paths]
     limits: list[tuple[float, float]] = []
-    turns: dict[str, list[tuple[float, float]]] = {contender.name: [] for contender in contenders}
-    for _ in range(run.rounds):
+
+    def limit() -> None:
         limits.append(
             (decode_limit(reading, in_memory, run.seconds), decode_limit(reading, in_memory, run.seconds, cores()))
         )
-        for contender in contenders:
-            turns[contender.name].append(measure_cost(contender, run))
+
+    rates = in_turns(run, contenders, before=limit)
     source.close()
     (most, all_cores), size = map(statistics.median, zip(*limits)), sum(map(len, in_memory)) / len(in_memory)
     print(f"\n{reading.name}, {len(in_memory):,} files of {size / 1024:.0f} KiB, batch {BATCH}; ", end="")
@@ -126,7 +97,7 @@ def compare(run: Run, reading: Reading) -> Figures:
     print(f"{'':<40}  images/s  × limit  CPU ms/image  images/CPU s")
     rows = []
     for contender in contenders:
-        rate, per_cpu = (statistics.median(figure) for figure in zip(*turns[contender.name], strict=True))
+        rate, per_cpu = dataclasses.astuple(rates[contender.name])
         row = {
             "reading": reading.name,
             "contender": contender.name,
@@ -148,7 +119,7 @@ def compare(run: Run, reading: Reading) -> Figures:
 
 
 def photographs(run: Run) -> Figures:
-    run = Long(run.quick, run.folder)
+    run = Run(run.quick, run.folder, 1.5)  # a batch takes tenths of a second
     with tempfile.TemporaryDirectory(dir=run.folder) as folder:
         files = tables.photographs(folder, 256 if run.quick else 3_000)
         readings = [

@@ -1,12 +1,16 @@
-"""A mixture of three sources, compared with its parts: calls and CPU per sample.
+"""Windows of frames, compared with other loaders of the same files, and a mixture of three sources with its parts.
 
-    python benchmarks/loading/shapes.py [--quick] [--json FILE] [--folder DIR] [mixture]
+    python benchmarks/loading/shapes.py [--quick] [--json FILE] [--folder DIR] [windows | mixture]
 
+* windows: episodes of 224×224×3 frames, each a chunk, compressed by gzip and raw: 4 frames at step 5, and 2 frames with
+  16 actions, padded at the ends of episodes. DataLoaders read them by h5py, or from LanceDB if it is installed
+  (``pip install pylance lancedb``); the loop reads one byte of each page of a batch. Samples per second, and CPU of
+  all processes. Before that the program compares values.
 * mixture: 0.5, 0.25 and 0.25 of three HDF5 files in batches of 64, against a loader of each file alone with batches of
   32, 16 and 16, which together have the same samples. Once compressed by gzip, and once raw.
 
-No workers: the loop reads, so that its CPU is all there is. Both take turns, round by round; medians. Calls are those
-of Python functions of the package, which each take the GIL.
+All take turns, round by round; medians. The mixture has no workers: the loop reads, so that its CPU is all there is.
+Calls are those of Python functions of the package, which each take the GIL.
 """
 
 from __future__ import annotations
@@ -27,13 +31,63 @@ from lit_async_data import AsyncLoader, HDF5Source, MixtureSource
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
 
+from files.tables import ENLARGED, sample_photographs
 from measuring.program import BaseRun, Figures, Goal, argument_parser, run_parts
+from measuring.rates import TimedRun, in_turns
+from PIL import Image
+from readers import shapes as readers
+from readers.hdf5 import OURS
 
 PACKAGE = str(Path(lit_async_data.__file__).parent)
 BATCH, SHARES = 64, {"first": 0.5, "second": 0.25, "third": 0.25}
 ROWS = {"first": 20_000, "second": 3_000, "third": 7_000}
 OPTIONS = {"shuffle": "chunk", "shuffle_chunks": 16, "workers": 0, "worker_kind": "auto", "seed": 0}
 MOST = 1.05  # times the parts
+SIDE, EPISODES, STEPS, NUMBERS = 224, 12, 250, 14
+TIMES = 5  # samples per second, times a DataLoader of as many processes
+
+
+# -- windows -----------------------------------------------------------------------------------------------------------
+
+
+def write_episodes(path: str, episodes: int, compression: str | None) -> None:
+    """Cameras that move over photographs, a frame per chunk, and actions of a robot."""
+    pictures = [np.asarray(Image.fromarray(each).resize(ENLARGED)) for each in sample_photographs()]
+    shape, moves = (episodes * STEPS, SIDE, SIDE, 3), tuple(zip(reversed(ENLARGED), (25, 40), strict=True))
+    with h5py.File(path, "w") as file:
+        images = file.create_dataset("image", shape, "u1", chunks=(1, *shape[1:]), compression=compression)
+        for number in range(len(images)):
+            episode, step = divmod(number, STEPS)
+            top, left = (int((1 + np.sin(episode + step / slow)) / 2 * (size - SIDE)) for size, slow in moves)
+            images[number] = pictures[episode % len(pictures)][top : top + SIDE, left : left + SIDE]
+        file["action"] = np.random.default_rng(0).normal(size=(len(images), NUMBERS)).astype("f4")
+        file["episode_index"] = np.repeat(np.arange(episodes), STEPS)
+
+
+def windows(run: BaseRun) -> Figures:
+    timed, rows = TimedRun(run.quick, run.folder, 2.0), Figures()
+    for compression in ("gzip", None):
+        path = f"{run.folder}/episodes_{compression}.h5"
+        write_episodes(path, 2 if run.quick else EPISODES, compression)
+        for shape in readers.SHAPES:
+            source, expected = readers.episodes_source(path, shape), readers.Episodes(path, shape)
+            for sample in (0, 7, STEPS - 1, STEPS):
+                for mine, theirs in zip(source[sample], expected[sample], strict=True):
+                    np.testing.assert_array_equal(mine, theirs)
+            chosen = readers.windows(path, shape, source, run.folder)
+            rates = in_turns(timed, chosen, touch=True)
+            source.close()
+            stored = compression or "raw"
+            print(f"\n{shape.name}, {stored}, batch {readers.BATCH}\n{'':<34} samples/s  CPU, µs/sample")
+            for contender in chosen:
+                rate = rates[contender.name]
+                row = {"stored": stored, "shape": shape.name, "family": contender.family, "workers": contender.workers}
+                rows.append(row | {"per_s": rate.samples_per_s, "cpu_us": 1e6 / rate.samples_per_cpu_s})
+                print(f"{contender.name:<34} {rate.samples_per_s:>9,.0f} {rows[-1]['cpu_us']:>15,.0f}")
+    return rows
+
+
+# -- mixture -----------------------------------------------------------------------------------------------------------
 
 
 def write(folder: str, compression: str | None) -> dict[str, HDF5Source]:
@@ -106,6 +160,12 @@ def mixture(run: BaseRun) -> Figures:
 
 
 def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
+    for mine in (row for row in figures.get("windows", []) if row["family"] == OURS):
+        alike = {key: mine[key] for key in ("stored", "shape", "workers")}
+        for theirs in (row for row in figures["windows"] if row | alike == row and not row["family"].startswith(OURS)):
+            label = f"{mine['shape']}, {mine['stored']}, {mine['workers']} workers, samples/s times {theirs['family']}"
+            least = TIMES if theirs["family"] == readers.DATALOADER else 1
+            yield Goal(label, mine["per_s"] / theirs["per_s"], least, least)
     rows = figures.get("mixture", [])
     for mixed, parts in zip(rows[::2], rows[1::2], strict=True):
         for name, what in (("cpu_us", "CPU"), ("calls", "calls")):
@@ -114,7 +174,7 @@ def goals(figures: Mapping[str, Figures]) -> Iterator[Goal]:
             )
 
 
-PARTS = {"mixture": mixture}
+PARTS = {"windows": windows, "mixture": mixture}
 
 
 if __name__ == "__main__":

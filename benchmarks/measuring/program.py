@@ -8,10 +8,11 @@ import json
 import logging
 import os
 import platform
+import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,11 @@ class Goal:
         sign = "≤" if self.at_most else "≥"
         aim = f" ({self.goal:g})" if self.goal != self.least else ""
         return f"{self.verdict:<12}  {self.label}: {value}, goal {sign} {self.least:g}{aim}"
+
+
+def medians(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The median of each key over the rounds."""
+    return {key: statistics.median(each[key] for each in figures) for key in figures[0]}
 
 
 def argument_parser(doc: str | None, parts: Mapping[str, Part]) -> argparse.ArgumentParser:

@@ -67,37 +67,29 @@ class Contender:
 
 def ours(layout: Layout, source: HDF5Source, workers: int, shuffle: str = "global", **more: Any) -> Contender:
     """An `AsyncLoader`, with threads unless ``worker_kind`` says otherwise."""
-    options = {"batch_size": layout.batch, "shuffle": shuffle, "workers": workers, "worker_kind": "thread", **more}
-    loader = AsyncLoader(source, options)
-    together, wide = loader.footprint.layout.batches, more.get("shuffle_chunks", 0)
-    ready = loader.footprint.budget.slots * together
-    loader.close()
-    if wide:
-        together = max(wide * (layout.chunk or 1) // layout.batch, 1)
-        ready += 2 * together
-
-    @contextlib.contextmanager
-    def opened() -> Iterator[Iterator[Batch]]:
-        with AsyncLoader(source, options) as loader:
-            yield endless_epochs(loader)
-
-    label = f"chunks, {wide} at a time" if wide else shuffle
-    cached = ", decoded chunks kept" if more.get("cache_bytes") else ""
-    return Contender(f"{OURS}, {label}{cached}", workers, opened, ready, together)
+    wide = more.get("shuffle_chunks", 0)
+    family = f"{OURS}, {f'chunks, {wide} at a time' if wide else shuffle}"
+    family += ", decoded chunks kept" if more.get("cache_bytes") else ""
+    options = {"batch_size": layout.batch, "shuffle": shuffle, "worker_kind": "thread", **more}
+    contender = asynchronous(family, source, workers=workers, **options)
+    if not wide:
+        return contender
+    together = max(wide * (layout.chunk or 1) // layout.batch, 1)
+    return dataclasses.replace(contender, ready=contender.ready + 2 * together, period=together)
 
 
-def of_footprint(family: str, source: Source, **options: Any) -> Contender:
+def asynchronous(family: str, source: Source, transform: Callable[..., Any] | None = None, **options: Any) -> Contender:
     """An `AsyncLoader` that is measured in multiples of the batches that all its workers make at a time."""
-    with AsyncLoader(source, options) as loader:
+    with AsyncLoader(source, options, sample_transform=transform) as loader:
         footprint = loader.footprint
 
     @contextlib.contextmanager
     def opened() -> Iterator[Iterator[Batch]]:
-        with AsyncLoader(source, options) as loader:
+        with AsyncLoader(source, options, sample_transform=transform) as loader:
             yield endless_epochs(loader)
 
     together, threads = footprint.layout.batches, footprint.workers.threads
-    label = f"{family}, auto" if options["workers"] == "auto" else family
+    label = f"{family}, auto" if options.get("workers", "auto") == "auto" else family
     return Contender(label, threads, opened, footprint.budget.slots * together, together * max(threads, 1))
 
 

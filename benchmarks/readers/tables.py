@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, default_collate
 from lit_async_data import AsyncLoader, ManifestSource
 from lit_async_data.order.permutation import derived_keys
 from lit_async_data.sources.images.formats import ImageShape
-from readers.hdf5 import OURS, Batch, Contender, by_dataloader, by_spdl, is_installed, of_footprint
+from readers.hdf5 import OURS, Batch, Contender, asynchronous, by_dataloader, by_spdl, is_installed
 
 Array = npt.NDArray[Any]
 Sample = tuple[Any, int]
@@ -99,7 +99,7 @@ def drawn_box(width: int, height: int) -> tuple[float, float, float, float]:
 
 def ours(source: ManifestSource, workers: int | str) -> Contender:
     """An `AsyncLoader` with threads."""
-    return of_footprint(OURS, source, batch_size=BATCH, shuffle=True, workers=workers, worker_kind="thread")
+    return asynchronous(OURS, source, batch_size=BATCH, shuffle=True, workers=workers, worker_kind="thread")
 
 
 def spdl_batch(reading: Reading, numbers: Array) -> Batch:

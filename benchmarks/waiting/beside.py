@@ -154,16 +154,9 @@ def options_of(kind: str) -> dict[str, Any]:
 
 def ours(source: Source, kind: str) -> Contender:
     """An `AsyncLoader`."""
-    options = options_of(kind)
-
-    @contextlib.contextmanager
-    def opened() -> Iterator[Iterator[Batch]]:
-        with AsyncLoader(source, options) as loader:
-            yield readers.endless_epochs(loader)
-
-    workers = AsyncLoader(source, options).footprint.workers
     chosen = AsyncLoader(source, options_of("auto")).footprint.workers.kind == kind
-    return Contender(f"{readers.OURS}, {kind}{AUTO * chosen}", workers.threads, opened)
+    family = f"{readers.OURS}, {kind}{AUTO * chosen}"
+    return dataclasses.replace(readers.asynchronous(family, source, **options_of(kind)), family=family)
 
 
 def held(source: Source) -> tuple[list[Any], float]:

@@ -36,7 +36,7 @@ from lit_async_data.testing import ArraySource
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/, for the imports below
 
-from measuring.program import BaseRun, Figures, Goal, argument_parser, run_parts
+from measuring.program import BaseRun, Figures, Goal, argument_parser, medians, run_parts
 from measuring.trainer_steps import Contender, Steps, Work, fitted
 
 from waiting.on_device.simulated_overlap import BEFORE, DEVICE, DEVICE_STEP_S, device_ways, on_device
@@ -81,10 +81,6 @@ def together(first: Callable[[], None], second: Callable[[], None]) -> float:
             thread.join()
 
     return timed(run)
-
-
-def medians(results: list[dict[str, float]]) -> dict[str, float]:
-    return {key: statistics.median(result[key] for result in results) for key in results[0]}
 
 
 def steadily(piece: Callable[[], Any]) -> Work:

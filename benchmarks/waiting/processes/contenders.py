@@ -21,35 +21,22 @@ from readers.hdf5 import (
     EndlessBatches,
     MemoryMapped,
     Rows,
-    endless_epochs,
+    asynchronous,
     is_installed,
 )
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import Dataset, default_collate
 
-from lit_async_data import AsyncLoader, Source
+from lit_async_data import Source
 from waiting.processes.transforms import SIDE, Sample
 
 Transform = Callable[..., Sample]
 PILLOW, SIMPLEJPEG = "Pillow", "simplejpeg"
 
 
-# -- ours --------------------------------------------------------------------------------------------------------------
-
-
 def ours(source: Source, batch: int, transform: Transform, workers: int | str, kind: str = "process") -> Contender:
     """An `AsyncLoader` with a transform."""
     options = {"batch_size": batch, "shuffle": True, "drop_last": True, "workers": workers, "worker_kind": kind}
-    loader = AsyncLoader(source, options, sample_transform=transform)
-    footprint = loader.footprint
-    loader.close()
-
-    @contextlib.contextmanager
-    def opened() -> Iterator[Iterator[Batch]]:
-        with AsyncLoader(source, options, sample_transform=transform) as loader:
-            yield endless_epochs(loader)
-
-    label = f"auto ({footprint.workers.kind})" if "auto" in (workers, kind) else kind
-    return Contender(f"{OURS}, {label}", footprint.workers.threads, opened, footprint.budget.slots)
+    return asynchronous(f"{OURS}, {kind}", source, transform, **options)
 
 
 # -- DataLoaders -------------------------------------------------------------------------------------------------------
@@ -113,12 +100,6 @@ class Photographs(Dataset[Any]):
         """A whole batch."""
         images, labels = default_collate([self[number] for number in numbers.tolist()])
         return images, labels
-
-
-def finite(dataset: Any, batch: int, workers: int, start: str, *, persistent: bool) -> DataLoader[Any]:
-    """A DataLoader of epochs."""
-    options: dict[str, Any] = {"multiprocessing_context": start, "persistent_workers": persistent}
-    return DataLoader(dataset, batch, shuffle=True, drop_last=True, num_workers=workers, **options)
 
 
 # -- SPDL --------------------------------------------------------------------------------------------------------------

@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 
 from files import layouts
-from loading.hdf5 import Run, samples_per_second
+from loading.hdf5 import Run
 from measuring.program import Figures
+from measuring.rates import measured
 from readers import hdf5 as readers
 
 from lit_async_data import AsyncLoader, HDF5Source
@@ -37,7 +38,7 @@ def counting(run: Run) -> Figures:
         for _ in range(run.rounds + (0 if run.quick else 2)):
             limits.append(limit(run.seconds))
             for key, contender in contenders.items():
-                rates[key].append(samples_per_second(contender, run))
+                rates[key].append(measured(contender, run).samples_per_s)
         source.close()
         found = {key: statistics.median(values) for key, values in rates.items()}
         shown = " ".join(f"{rate:>9,.0f}" for rate in found.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import statistics
+from typing import Any
 
 from loading.hdf5 import Run
 from measuring.program import Figures
@@ -26,23 +26,12 @@ def loop(run: Run) -> Figures:
         chosen = [loaders.ours(source, layout.batch, summed, 1, kind) for kind in ("thread", "process", "auto")]
         chosen.append(by_dataloader("DataLoader", Transformed(path, summed), 1, layout.batch))
         with chosen[0].opened() as opened:
-            batches = [tuple(t.clone() for t in next(opened)) for _ in range(beside.MEMORY_BATCHES)]
-        kept: dict[str, list[float]] = {each.name: [] for each in chosen}
-        waits: dict[str, list[float]] = {each.name: [] for each in chosen}
-        seconds = 2 * run.seconds
-        for _ in range(run.rounds + (0 if run.quick else 4)):
-            for contender in chosen:
-                # The loop alone before and after each contender: others use the machine too.
-                alone = [beside.rate(step, beside.in_memory(batches), seconds)[0]]  # type: ignore[arg-type]
-                with contender.opened() as opened:
-                    steps, waited = beside.rate(step, opened, seconds)
-                alone.append(beside.rate(step, beside.in_memory(batches), seconds)[0])  # type: ignore[arg-type]
-                kept[contender.name].append(steps / statistics.fmean(alone))
-                waits[contender.name].append(waited)
+            batches: list[Any] = [tuple(t.clone() for t in next(opened)) for _ in range(beside.MEMORY_BATCHES)]
+        kept = beside.in_turns(run, step, 2 * run.seconds / beside.LEAST_STEPS, batches, chosen)
     print(f"\n{layout}, batch {layout.batch}, a transform in pure Python, launches\n{'':40}  of the steps  waiting")
     rows = []
     for contender in chosen:
-        share, wait = (statistics.median(values[contender.name]) for values in (kept, waits))
+        share, wait = kept[contender.name]
         print(f"{contender.name:<40} {share:>13.3f} {wait:>8.3f}")
         rows.append({"contender": contender.name, "ours": contender.ours, "steps": share, "waiting": wait})
     return rows

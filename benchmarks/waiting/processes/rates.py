@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import statistics
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
 
 import torch
 from files import tables
@@ -15,71 +12,20 @@ from files.layouts import Layout
 from files.tables import BATCH, Files
 from loading.hdf5 import Run
 from measuring.program import Figures
-from readers.hdf5 import Batch, Contender, by_dataloader
+from measuring.rates import in_turns
+from readers.hdf5 import by_dataloader
 
 from lit_async_data import AsyncLoader, HDF5Source, ManifestSource
 from waiting.processes import contenders as loaders
 from waiting.processes.contenders import PILLOW, SIMPLEJPEG, Photographs, Transformed
-from waiting.processes.process_tree import cpu_seconds
 from waiting.processes.transforms import SIDE, augmented, cheap
 
 GB = 1e9
-PAGE = 4096
 # 256 samples are 38.5 MB.
 LARGE = Layout("large", (3, 224, 224), "u1", 1024)
 WORKERS = (1, 2)
 # Mean difference of normalised pixels that two decoders and two ways of shrinking may have.
 DECODERS_DIFFER = 0.15
-
-
-@dataclasses.dataclass(frozen=True)
-class Rate:
-    """What a contender did in one round.
-
-    Attributes:
-        samples_per_s: Samples per second.
-        samples_per_cpu_s: Samples per CPU second of all processes.
-    """
-
-    samples_per_s: float
-    samples_per_cpu_s: float
-
-
-def touched(batch: Batch) -> int:
-    """Read one byte of each page, as a copy to a device would; how many samples there are."""
-    data = batch[0].flatten().view(torch.uint8)
-    data[::PAGE].sum()
-    return len(batch[1])
-
-
-def measured(contender: Contender, seconds: float, settle: float) -> Rate:
-    """Start a contender, discard what it has ready, and count for some seconds."""
-    with contender.opened() as batches:
-        _count(batches, contender.ready + 1, settle)
-        before, started = cpu_seconds(), time.perf_counter()
-        samples = _count(batches, 3 * contender.period, seconds, contender.period)
-        passed, spent = time.perf_counter() - started, cpu_seconds() - before
-    return Rate(samples / passed, samples / max(spent, 0.01))
-
-
-def _count(batches: Iterator[Batch], least: int, seconds: float, period: int = 1) -> int:
-    samples = taken = 0
-    started = time.perf_counter()
-    while taken < least or taken % period or time.perf_counter() - started < seconds:
-        samples += touched(next(batches))
-        taken += 1
-    return samples
-
-
-def in_turns(run: Run, chosen: Sequence[Contender], seconds: float) -> Iterator[tuple[Contender, Rate]]:
-    """Measure all contenders once in each round; the medians."""
-    turns: dict[str, list[Rate]] = {contender.name: [] for contender in chosen}
-    for _ in range(run.rounds):
-        for contender in chosen:
-            turns[contender.name].append(measured(contender, seconds, seconds / 3))
-    for contender in chosen:
-        found = [dataclasses.astuple(turn) for turn in turns[contender.name]]
-        yield contender, Rate(*map(statistics.median, zip(*found, strict=True)))
 
 
 # -- large batches -----------------------------------------------------------------------------------------------------
@@ -98,7 +44,9 @@ def slots(run: Run) -> Figures:
         print(f"\nBatches of {layout.batch} × {layout.sample_bytes:,} bytes, contiguous, a transform of no work")
         print(f"{'':<40}    GB/s  CPU s/GB")
         rows = []
-        for contender, rate in in_turns(run, chosen, 0.5 if run.quick else 2.0):
+        rates = in_turns(dataclasses.replace(run, length=2.0), chosen, touch=True)
+        for contender in chosen:
+            rate = rates[contender.name]
             rows.append(
                 {
                     "contender": contender.name,
@@ -154,7 +102,9 @@ def _augmented(run: Run, files: Files, source: ManifestSource) -> Figures:
     print(f"\n{len(files.paths):,} JPEGs, stretched to {SIDE}², cropped, flipped, brighter, normalised; batch {BATCH}")
     print(f"{'':<50}  images/s  images/CPU s")
     rows = []
-    for contender, rate in in_turns(run, chosen, 0.5 if run.quick else 4.0):
+    rates = in_turns(dataclasses.replace(run, length=4.0), chosen, touch=True)
+    for contender in chosen:
+        rate = rates[contender.name]
         row = {"contender": contender.name, "workers": contender.workers, "ours": contender.ours}
         rows.append(row | {"images_per_s": rate.samples_per_s, "images_per_cpu_s": rate.samples_per_cpu_s})
         print(f"{contender.name:<50} {rate.samples_per_s:>9,.0f} {rate.samples_per_cpu_s:>13,.0f}")

@@ -31,12 +31,6 @@ def summed(sample: Sample) -> Sample:
     return sample
 
 
-def remainder(sample: Sample) -> Sample:
-    """For a table of labels."""
-    sample["label"] = int(sample["label"]) % 10
-    return sample
-
-
 def augmented(sample: Sample, rng: np.random.Generator | None) -> Sample:
     """Random crop, flip, brightness, and normalised float32: what augmentation libraries do, in numpy.
 
