@@ -63,8 +63,8 @@ bench-encoded: $(VENV)/installed
 bench-manifest: $(VENV)/installed
 	$(BIN)/python benchmarks/loading/manifest.py $(ARGS)
 
-# Windows of frames against DataLoaders over h5py, and LanceDB where it is installed; a mixture of three sources against
-# its parts: about 12 minutes.
+# Windows of frames and patches of volumes against DataLoaders over h5py, LanceDB, TorchIO and MONAI where they are
+# installed, and a mixture of three sources against its parts: about 20 minutes.
 bench-shapes: $(VENV)/installed
 	$(BIN)/python benchmarks/loading/shapes.py $(ARGS)
 

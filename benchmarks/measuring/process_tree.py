@@ -1,7 +1,8 @@
-"""This process and all that descend from it: their CPU time. Linux only."""
+"""This process and all that descend from it: their CPU time and memory. Linux only."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -36,3 +37,13 @@ def cpu_seconds(pids: list[int] | None = None) -> float:
         # User and system time, of the process and of the children that it has waited for.
         ticks += sum(map(int, _stat(pid)[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def memory_mib(pids: list[int]) -> float:
+    """MiB of some processes; pages that several map count in part in each."""
+    kib = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):  # the process has ended
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            kib += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return kib / 1024
