@@ -23,7 +23,7 @@ from lit_async_data.order.chunk_order import ChunkExtents
 from lit_async_data.order.decks import Order
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import EpochPlan, Schedule, Shares, amplification
-from lit_async_data.sources.contract.source import Reading, Source
+from lit_async_data.sources.contract.source import LEAST_WIDTH, Reading, Source, StorageLayout
 from lit_async_data.system import core_limit, ranks_here, usable_cores
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ class Budget:
     decoded: int = 0  # bytes of decoded chunks that are in use
     cache: int = 0  # bytes of decoded chunks that are kept for good
     scratch: int = 0  # bytes of all workers for samples that are yet to be transformed or copied to a slot
+    shuffle_chunks: int = 0  # below this number, less is decoded; 0 if no number helps
 
     @property
     def total(self) -> int:
@@ -134,7 +135,8 @@ class Budget:
 
     def check(self) -> None:
         if self.total > self.limit:
-            smaller = ["batch_size or queue_depth"] + ["shuffle_chunks"] * (self.decoded > 0)
+            smaller, fewer = ["batch_size or queue_depth"], f"shuffle_chunks (below {self.shuffle_chunks})"
+            smaller += [fewer] * (self.shuffle_chunks > 1)
             smaller += ["cache_bytes"] * (self.cache > 0)
             limit = f"{self.limit} ({readable(self.limit)}); set a smaller {', '.join(smaller)}, or raise it"
             what = f"{self._parts} need {self.total} bytes ({readable(self.total)}), over the budget of {limit}"
@@ -441,9 +443,10 @@ class Wanted:
             scratch = most * (layout.padded_bytes + workers.shared * layout.nbytes)
         # Slots of reader processes are pinned by `register`, which rounds nothing up.
         slot_bytes = pinned_bytes(layout.nbytes) if self.pinned and workers.kind != "process" else layout.nbytes
-        return ResourcePlan(
-            workers, layout, Budget(slots, slot_bytes, self.limit, decoded, cache, scratch=scratch), chunks
-        )
+        width = max((each.width for each in plan.deck.chunk_orders), default=0) * (decoded > 0)
+        fewer = width if width <= LEAST_WIDTH else width * source.chunks.chunks_per_run
+        budget = Budget(slots, slot_bytes, self.limit, decoded, cache, scratch, fewer)
+        return ResourcePlan(workers, layout, budget, chunks)
 
 
 def _chunks(plan: EpochPlan, in_hand: int) -> int:
@@ -467,16 +470,27 @@ def _amplification(source: Source, plan: EpochPlan, cache: int, chunks: int) -> 
     once = plan.decks.shuffle == "none" and plan.decks.buckets is None
     if once or not source.chunks.compressed or 0 < needs.cacheable <= max(cache, needs.decoded):
         return 1.0
-    drawn = amplification(len(source), source.chunks.rows, plan.batch_size) if not plan.deck.chunk_orders else 1.0
-    return drawn * source.chunks.spread
+    if plan.deck.chunk_orders:
+        return source.chunks.spread
+    of, rows = source.chunks, source.chunks.rows / source.chunks.chunks_per_run
+    return amplification(len(source), rows, plan.batch_size, of.chunks_per_sample)
 
 
-def amplified(shuffle: Order, times: float, rows: int) -> str:
+def decoded_again(chunks: StorageLayout) -> str:
+    """Why a global shuffle decodes chunks several times, and a remedy."""
+    rows = math.ceil(chunks.rows / chunks.chunks_per_run)
+    why = [f"{rows} share a compressed chunk"] * (rows > 1)
+    why += [f"each reads about {chunks.chunks_per_sample:.1f} chunks"] * (not why or chunks.chunks_per_sample >= 1.5)
+    often = "once" if chunks.spread == 1 else f"{chunks.spread:.1f} times"
+    return f"since {' and '.join(why)}; shuffle=chunk decodes each chunk {often}"
+
+
+def amplified(shuffle: Order, times: float, chunks: StorageLayout) -> str:
     """A warning: how many samples are decoded in vain, and a remedy."""
     if shuffle == "global":
         return (
-            f"shuffle=global decodes {times:.1f} samples for each one used, since {rows} share a compressed chunk; "
-            "shuffle=chunk decodes each chunk once per epoch, and cache_bytes keeps decoded chunks"
+            f"shuffle=global decodes {times:.1f} samples for each one used, {decoded_again(chunks)} per epoch, "
+            "and cache_bytes keeps decoded chunks"
         )
     return (
         f"shuffle=chunk decodes {times:.1f} samples for each one used, since windows reach from chunk to chunk; "
@@ -523,4 +537,4 @@ def slow(
             f"({footprint.workers.why}); workers=1 reads ahead in a thread, for code that releases the GIL"
         )
     if footprint.amplification > WORTH_A_WARNING:
-        yield amplified(order.decks.shuffle, footprint.amplification, source.chunks.rows)
+        yield amplified(order.decks.shuffle, footprint.amplification, source.chunks)

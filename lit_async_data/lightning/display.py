@@ -12,7 +12,7 @@ import torch
 from tqdm import tqdm
 
 from lit_async_data.engine.loader.async_loader import AsyncLoader
-from lit_async_data.engine.resources import readable
+from lit_async_data.engine.resources import decoded_again, readable
 from lit_async_data.engine.stats import LEAST_S, LEAST_STEPS, Loader, LoaderStats, Verdict, Wait, Watch
 from lit_async_data.lightning.loops import Replacement, driven_loaders, pl, rank_zero_only
 from lit_async_data.options import Balanced
@@ -203,10 +203,10 @@ def _shuffle(loader: AsyncLoader) -> str:
     if (chunks := order.deck.chunk_order) is not None:
         own = chunks.width // math.gcd(chunks.width, order.world_size)  # the chunks of a group that a rank reads
         groups = math.ceil(order.batch_size * order.world_size / (chunks.width * chunks.rows))
-        stored = chunks.chunks * source.chunks.chunks_per_run
-        several = min(groups * own * source.chunks.chunks_per_run, order.batch_size, stored)
-        drawn = f"{several:,} of {stored:,} {'volumes' if source.chunks.amplification else 'chunks'}"
-        return f"chunk: a batch draws from about {drawn}; {_decoding_cost(loader)}"
+        several, each = min(groups * own, order.batch_size, chunks.chunks), source.chunks.chunks_per_run
+        what = "volumes" if source.chunks.amplification else "chunks"
+        which = f"{several:,} of {chunks.chunks:,} {what if each == 1 else f'stretches of up to {each} chunks'}"
+        return f"chunk: a batch draws from about {which}; {_decoding_cost(loader)}"
     rows = source.chunks.rows
     if rows == 1:
         often = "each time it is drawn" if loader.options.drawn else "once per epoch"
@@ -214,10 +214,7 @@ def _shuffle(loader: AsyncLoader) -> str:
         return f"global: every sample is read alone, {often}"
     if amplification == 1:
         return "global: each chunk is decoded once and kept"
-    return (
-        f"global: {amplification:.1f} samples are decoded for each one used, since {rows} share a compressed chunk; "
-        "shuffle=chunk decodes each chunk once"
-    )
+    return f"global: {amplification:.1f} samples are decoded for each one used, {decoded_again(source.chunks)}"
 
 
 def _decoding_cost(loader: AsyncLoader) -> str:

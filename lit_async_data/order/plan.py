@@ -277,13 +277,13 @@ class Schedule:
         return BatchIndex(epoch, step + 1) if step + 1 < last else BatchIndex(epoch + 1, 0)
 
 
-def amplification(length: int, chunk_rows: int, batch_size: int) -> float:
+def amplification(length: int, chunk_rows: float, batch_size: int, chunks_per_sample: float = 1.0) -> float:
     """Samples decoded per sample used, under a global shuffle.
 
-    A batch of B samples drawn from C chunks needs ``C·(1 − (1 − 1/C)^B)`` chunks on average, each decoded completely.
+    A batch that reads B times from C chunks needs ``C·(1 − (1 − 1/C)^B)`` chunks on average, each decoded completely.
     """
-    chunks = -(-length // chunk_rows)
-    needed = chunks * (1 - (1 - 1 / chunks) ** batch_size) if chunks > 1 else 1.0
+    chunks = math.ceil(length / chunk_rows)
+    needed = chunks * (1 - (1 - 1 / chunks) ** (batch_size * chunks_per_sample)) if chunks > 1 else 1.0
     return max(needed * min(chunk_rows, length) / min(batch_size, length), 1.0)
 
 

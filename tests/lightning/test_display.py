@@ -339,6 +339,30 @@ def test_the_price_of_a_shuffle_over_compressed_chunks_is_said(tmp_path, caplog,
     assert not caplog.messages
 
 
+def test_the_shuffle_of_windows_over_many_chunks_is_said_as_it_is(tmp_path, caplog, monkeypatch):
+    path, values = tmp_path / "x.h5", np.zeros((3000, 64, 64), "u1")
+    with h5py.File(path, "w") as file:
+        file.create_dataset("frame", data=values, chunks=(1, 64, 64), compression="gzip")
+    source = lad.HDF5Source(path, {"frame": lad.Field("frame", offsets=[-15, -10, -5, 0])})
+    options = {"batch_size": 64, "shuffle": True, "workers": 0}
+    with lad.AsyncLoader(source, options) as loader:
+        said = "chunk: a batch draws from about 8 of 50 stretches of up to 60 chunks; every chunk is decoded 1.2 times"
+        assert said in summary_lines(loader)[1]
+        first = np.sort([source.locate([number])[0].row // 60 for number in loader.order.batch(0)])
+        assert len(np.unique(first)) >= 8
+        total = loader.footprint.budget.total
+    with pytest.raises(lad.MemoryBudgetError, match=r"shuffle_chunks \(below 8\)"):
+        lad.AsyncLoader(source, options | {"memory_budget": total - 1})
+    with lad.AsyncLoader(source, options | {"memory_budget": total - 1, "shuffle_chunks": 7}) as loader:
+        assert "about 7 of 50 stretches" in summary_lines(loader)[1]
+    monkeypatch.setattr(part_reader, "RECENT_BYTES", 0)  # as if the file were larger
+    with lad.AsyncLoader(source, options | {"shuffle": "global", "batch_size": 4}) as loader:
+        said = "4.0 samples are decoded for each one used, since each reads about 4.0 chunks; shuffle=chunk decodes"
+        assert said in summary_lines(loader)[1]
+        next(loader)
+    assert "shuffle=global decodes 4.0 samples for each one used, since each reads about 4.0" in caplog.text
+
+
 def test_a_footprint_follows_what_is_set_later():
     with lad.AsyncLoader(small(), {"batch_size": 10}) as loader:
         assert loader.footprint.workers.threads == 1

@@ -120,6 +120,12 @@ def test_amplification_equals_a_simulation(length, rows, batch_size):
     assert amplification(length, rows, batch_size) == pytest.approx(max(simulated, 1), rel=0.35)
 
 
+def test_windows_of_several_chunks_are_counted_each():
+    """Four of 3000 frames, each a chunk, for each of 64 samples."""
+    assert amplification(3000, 1, 64, 4.0) == pytest.approx(3.83, abs=0.01)
+    assert amplification(3000, 1 / 16, 64, 4.0) == 1  # windows apart from each other
+
+
 def test_a_part_of_the_samples_of_several_steps_keeps_their_positions():
     given = {"batch_size": 4, "shuffle": "global", "seed": 1, "rank": 1, "world_size": 3}
     plan = plan_of(length=50, epoch=2, repeats=True, **given)

@@ -62,6 +62,10 @@ class Remote(NamedTuple):
         return Remote(sum(nbytes), sum(requests), folders[0], room)
 
 
+# The least number of run chunks from which batches are mixed, unless ``shuffle_chunks`` is smaller.
+LEAST_WIDTH = 8
+
+
 @dataclasses.dataclass(frozen=True)
 class StorageLayout:
     """How samples are stored, and what reading them costs.
@@ -78,6 +82,7 @@ class StorageLayout:
             chunk, which is then decoded twice.
         chunks_per_run: Storage chunks in one chunk of a run, as ``shuffle_chunks`` counts them.
         amplification: Bytes that are decoded for each one used, if patches touch parts of chunks; 0 if unknown.
+        chunks_per_sample: Storage chunks that one sample touches, on average; above 1 with windows.
         largest: Whether this field has the largest compressed chunks.
         order: The samples in storage order, which is the order that ``runs`` cut; int64, shape (samples,). None: sample
             numbers are in storage order.
@@ -99,6 +104,7 @@ class StorageLayout:
     spread: float = 1.0
     chunks_per_run: int = 1
     amplification: float = 0.0
+    chunks_per_sample: float = 1.0
     largest: bool = True
     order: Indices | None = dataclasses.field(default=None, compare=False)
     overlap: int = 0
@@ -113,8 +119,8 @@ class StorageLayout:
         return max((run.rows for run in self.runs), default=1) if self.compressed else 1
 
     def width(self, shuffle_chunks: int) -> int:
-        """Number of run chunks that hold ``shuffle_chunks`` storage chunks, at least 1."""
-        return max(shuffle_chunks // self.chunks_per_run, 1)
+        """Number of run chunks that hold ``shuffle_chunks`` storage chunks, or as many as mix well at least."""
+        return max(shuffle_chunks // self.chunks_per_run, min(shuffle_chunks, LEAST_WIDTH))
 
 
 # Stands in the group of a part for the name of each group or dataset, if that is a sample; the names are the column

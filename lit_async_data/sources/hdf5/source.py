@@ -297,6 +297,7 @@ class HDF5Source(Source):
             spread=grouping.spread,
             chunks_per_run=grouping.chunks_per_run,
             amplification=_amplification(self._opened.parts),
+            chunks_per_sample=self._opened.parts[0].fields[self._key].chunks_per_sample,
             largest=all(_fits(part, self._key) for part in self._opened.parts),
             overlap=max(part.overlap for part in self._opened.parts),
             random=any(map(_is_random, self._opened.parts[0].fields.values())),

@@ -149,7 +149,7 @@ def test_what_is_no_python_code_is_read_by_threads_of_one_process(reading, rows)
     ],
 )
 def test_what_is_decoded_in_vain_is_said_with_what_helps(shuffle, said):
-    assert re.search(said, resources.amplified(shuffle, 2.5, 9))
+    assert re.search(said, resources.amplified(shuffle, 2.5, StorageLayout((ChunkRun(90, 9),), compressed=True)))
 
 
 class Loop:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lit_async_data import AsyncLoader, ConcatSource, DatasetSource, HDF5Source, Source, SubsetSource, split
 from lit_async_data.errors import MissingError
-from lit_async_data.sources.contract.source import Part
+from lit_async_data.sources.contract.source import Part, StorageLayout
 from lit_async_data.testing import ArraySource, check_contract
 
 # With the first process that it spawns, multiprocessing starts another one, and keeps a pipe to it.
@@ -78,6 +78,8 @@ def test_a_source_without_parts_is_one_part_without_a_name():
     source = ArraySource({"x": np.zeros((5, 2)), "y": np.arange(5)})
     assert source.parts == (Part("ArraySource", "/", "", 5),)
     assert source.chunks.overlap == 0
+    assert [StorageLayout(chunks_per_run=n).width(64) for n in (1, 4, 8, 9, 60)] == [64, 16, 8, 8, 8]
+    assert [StorageLayout(chunks_per_run=60).width(n) for n in (1, 7, 16, 600)] == [1, 7, 8, 10]
     assert source.column("y").tolist() == [0, 1, 2, 3, 4]
     for name in ("x", "z"):
         with pytest.raises(MissingError, match=f"ArraySource: no field '{name}' .*: y$"):

@@ -95,7 +95,7 @@ def _grouping(parts: Sequence[StoredPart], key: str, chunks_per_run: int) -> Chu
             counts, firsts, lasts = _grouped_extents(part, key, chunks_per_run)
             runs += runs_of(counts)
             each = lasts - firsts + 1
-            touched, distinct = touched + int(each.sum()), distinct + _count_distinct(firsts, lasts)
+            touched, distinct = touched + int(each.sum()), distinct + count_distinct(firsts, lasts)
             max_slabs = max(max_slabs, int(each.max()))
     return ChunkGrouping(tuple(runs), max(touched / distinct, 1.0), chunks_per_run, max_slabs)
 
@@ -120,7 +120,7 @@ def _grouped_extents(part: StoredPart, key: str, chunks_per_run: int) -> tuple[I
     return counts, np.minimum.reduceat(firsts, begins), np.maximum.reduceat(lasts, begins)
 
 
-def _count_distinct(firsts: Indices, lasts: Indices) -> int:
+def count_distinct(firsts: Indices, lasts: Indices) -> int:
     order = np.argsort(firsts, kind="stable")
     ends = np.maximum.accumulate(lasts[order])
     seen_to = np.append(firsts[order][:1] - 1, ends[:-1])
@@ -238,13 +238,16 @@ class StoredPart:
         """The rows that are read around an anchor, by `dataset_key`; None for datasets without a row per anchor."""
         spans: dict[str, Span | None] = {}
         for field in self.fields.values():
-            if not field.regular:
-                spans |= dict.fromkeys(map(self.dataset_key, field.datasets), None)
-                continue
             for key in map(self.dataset_key, field.datasets):
-                begin, end = spans.get(key) or field.window.reach
-                spans[key] = min(begin, field.window.reach[0]), max(end, field.window.reach[1])
+                (begin, end), reach = spans.get(key) or field.window.reach, field.window.reach
+                spans[key] = (min(begin, reach[0]), max(end, reach[1])) if field.regular else None
         return spans
+
+    def extents(self, name: str) -> Indices:
+        """The first and the last row of a dataset that each sample reads; shape (2, fields, samples)."""
+        reading = [(field, each) for field in self.fields.values() if not field.mask for each in field.datasets]
+        of = [field.extent(self.own_rows) for field, each in reading if self.dataset_key(each) == name]
+        return np.array(of).swapaxes(0, 1)
 
     def sample(self, dataset: str | None, row: int, among: Indices) -> int | None:
         """The first sample ``among`` these that reads a row (or an element) of a dataset; None if none does."""

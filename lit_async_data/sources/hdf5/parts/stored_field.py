@@ -98,6 +98,15 @@ class StoredField:
         stored: Any = self.stored
         return dataclasses.replace(self, stored=dataclasses.replace(stored, **changes), channels=channels)
 
+    @property
+    def chunks_per_sample(self) -> float:
+        """The number of chunks that a sample touches, on average over places in chunks."""
+        rows = self.values.chunk_rows
+        if isinstance(self.stored, StoredRanges):
+            return 1 + float(np.maximum(self.stored.lengths - 1, 0).mean()) / rows
+        interval = self.window.interval if isinstance(self.window, TimedWindow) else 0
+        return 1 + float(np.minimum(np.diff(np.sort(self.window.offsets)) / (interval or 1) / rows, 1).sum())
+
     def with_window(self, change: Callable[[Window], Window]) -> StoredField:
         channels = tuple(each.with_window(change) for each in self.channels)
         return dataclasses.replace(self, window=change(self.window), channels=channels)

@@ -295,14 +295,16 @@ ONE_BY_ONE = 4096
 
 
 class ChunkedReader(Reader):
-    def __init__(self, stored: StoredDataset, decoder: SlabDecoder, cache: ChunkCache, name: str) -> None:
+    def __init__(
+        self, stored: StoredDataset, decoder: SlabDecoder, cache: ChunkCache, name: str, *, repeats: bool = False
+    ) -> None:
         self.decoder = decoder
         self._native = native = stored.dtype.newbyteorder("=")
         rows = min(decoder.rows, stored.rows)
         self._recent = cache.recent(name)
         self._kept = cache.kept(stored.rows, rows, stored.spec.stored_shape, native)
-        # A slab of one row is decoded straight into the batch: no other row needs it.
-        self._single_rows = decoder.rows == 1
+        # A slab of one row is decoded straight into the batch, unless several samples or fields read the row.
+        self._single_rows = decoder.rows == 1 and not repeats
         self._large = stored.nbytes // stored.rows >= ONE_BY_ONE
         self.rows = decoder.rows
         self.reading = decoder.reading

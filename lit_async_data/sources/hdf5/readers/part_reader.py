@@ -25,7 +25,7 @@ from lit_async_data.sources.contract.source import MemoryNeeds, Reading, slowest
 from lit_async_data.sources.files.files import Files
 from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.files.mirrored import ASKED_FOR
-from lit_async_data.sources.hdf5.parts.part import ChunkGrouping, StoredPart
+from lit_async_data.sources.hdf5.parts.part import MAX_DECODED_TWICE, ChunkGrouping, StoredPart, count_distinct
 from lit_async_data.sources.hdf5.parts.samples import with_samples
 from lit_async_data.sources.hdf5.parts.stored_field import Kind, StoredField
 from lit_async_data.sources.hdf5.readers import readers
@@ -58,12 +58,14 @@ def choice(stored: StoredDataset, *, mapped: bool) -> str:
     return "h5py groups" if stored.names is not None else "h5py chunks" if stored.filtered else "h5py rows"
 
 
-def fastest_reader(stored: StoredDataset, file: OpenFile, cache: ChunkCache, name: str) -> Reader:
+def fastest_reader(
+    stored: StoredDataset, file: OpenFile, cache: ChunkCache, name: str, *, repeats: bool = False
+) -> Reader:
     """It caches chunks by ``name``, which groups of several files may share."""
     way, index = choice(stored, mapped=file.mapped), stored.index
     if "chunks" in way:
         decoder = H5pySlabDecoder(stored, file) if index is None else IndexedSlabDecoder(stored, index, file)
-        return ChunkedReader(stored, decoder, cache, name)
+        return ChunkedReader(stored, decoder, cache, name, repeats=repeats)
     of = {
         "raw": RawReader,
         "strided": readers.StridedReader,
@@ -176,8 +178,14 @@ class PartReader:
         if stored.kept is not None:
             return readers.KeptReader(stored.kept)  # two fields may number one text in different ways
         if name not in self.datasets:
-            self.datasets[name] = fastest_reader(stored, self._file, self._cache, name)
+            repeats = stored.filtered and stored.chunk_rows == 1 and self._repeats(name)
+            self.datasets[name] = fastest_reader(stored, self._file, self._cache, name, repeats=repeats)
         return self.datasets[name]
+
+    def _repeats(self, name: str) -> bool:
+        """Whether several samples, or fields, read the rows of a dataset, and not only `MAX_DECODED_TWICE` of them."""
+        firsts, lasts = self._part.extents(name).reshape(2, -1)
+        return int((lasts - firsts + 1).sum()) > (1 + MAX_DECODED_TWICE) * count_distinct(firsts, lasts)
 
 
 def _needs(reader: Reader, rows: Indices, span: tuple[int, int] | None) -> bool:
@@ -327,8 +335,8 @@ class PartReaders:
         own_span = fields[0].window.reach if fields[0].regular else None
         if span == own_span and name in map(first.dataset_key, fields[0].datasets):
             return grouping.max_slabs
-        if span is None:  # flat bytes of images, too
-            return None
+        if span is None:
+            return self._irregular.get(name)
         reach = grouping.max_slabs * max(field.values.chunk_rows for field in fields)
         if own_span is None:
             reach = max((run.rows for run in grouping.runs), default=1) * max(p.anchors.stride for p in self._stored)
@@ -336,6 +344,22 @@ class PartReaders:
         if not extra and rows % reach == 0:
             return 1  # groups of samples never cross the borders of its slabs
         return -(-(reach + extra) // rows) + 1
+
+    @functools.cached_property
+    def _irregular(self) -> dict[str, int]:
+        """As `_slabs`, for datasets without a row per anchor."""
+        part, layout, found = self._stored[0], ChunkExtents(self._grouping.runs), dict[str, int]()
+        begins = layout.extents(np.arange(layout.chunks))[0]
+        flat = {key for key, field in part.fields.items() if field.images and field.images.ranges}  # bytes, not rows
+        fields = [field for key, field in part.fields.items() if not field.regular and key not in flat]
+        names = {part.dataset_key(each) for field in fields for each in field.datasets} & self._datasets.keys()
+        for part, first, end in zip(self._stored, self.starts, self.starts[1:], strict=False):
+            groups = begins[np.searchsorted(begins, first) : np.searchsorted(begins, end)] - first
+            for name in names:
+                firsts, lasts = part.extents(name) // min(reader.rows for reader in self._datasets[name])
+                slabs = np.maximum.reduceat(lasts.max(0), groups) - np.minimum.reduceat(firsts.min(0), groups) + 1
+                found[name] = max(found.get(name, 1), int(slabs.max()))
+        return found
 
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
         for file in self._files.files:  # before taking a lock, which a thread may have held when this process forked

@@ -10,7 +10,7 @@ import pytest
 from support.files.hdf5 import stored_spans
 from support.threads.interrupts import interrupted
 
-from lit_async_data import AsyncLoader, HDF5Source, MemoryBudgetError
+from lit_async_data import AsyncLoader, Field, HDF5Source, MemoryBudgetError
 from lit_async_data.errors import CorruptError
 from lit_async_data.sources.hdf5.readers import part_reader as holding
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache
@@ -242,6 +242,49 @@ def test_a_shuffle_by_chunks_decodes_each_once_per_epoch(file, decodings, worker
     # Of the second epoch the first may find some that the end of the first has left, and what was read ahead of a third
     # was decoded too: 5 slots of 16 samples out of 80 a group, and the group behind it.
     assert 2 * 60 - 16 <= len(decodings) <= 2 * 60 + (16 if workers else 0)
+
+
+FRAMES = np.arange(480 * 50, dtype=np.int32).reshape(480, 50)
+
+
+def camera(name, *offsets, seconds=False):
+    if not seconds:
+        return Field(name, offsets=list(offsets), pad="last")
+    return Field(name, offsets=[each / 10 for each in offsets], time="t", tolerance=0.04, pad="last")
+
+
+@pytest.mark.usefixtures("one_batch_per_slot")
+@pytest.mark.parametrize("shuffle", ["chunk", "none"])
+@pytest.mark.parametrize(
+    ("cameras", "stride_and_most"),
+    [
+        ({"frame": camera("a", -6, -3, 0)}, (1, 480 * 1.35)),
+        ({"frame": camera("a", 0, 1, 2, 3)}, (1, 480 * 1.35)),
+        ({"now": camera("a", 0), "next": camera("a", 3)}, (1, 480 * 1.35)),
+        ({key: camera(key, -6, -3, 0, seconds=True) for key in "ab"}, (1, 960 * 1.35)),
+        ({"frame": camera("a", 0, 1, 2, 3)}, (4, 480)),
+        ({"frame": camera("a", 0)}, (1, 480)),
+    ],
+    ids=["offsets", "window", "two fields", "times of two cameras", "windows apart", "frames"],
+)
+def test_frames_that_samples_share_are_decoded_once_in_a_stretch(h5, decodings, cameras, stride_and_most, shuffle):
+    chunked = {"data": FRAMES, "chunks": (1, 50), "compression": "gzip"}
+    path = h5(a=chunked, b=chunked, row=np.arange(480), t=np.arange(480) / 10, episode=np.repeat(np.arange(8), 60))
+    stride, most = stride_and_most
+    fields = {"row": Field("row", time="t" if "b" in cameras else None), **cameras}
+    source = HDF5Source(path, fields, episodes="episode", stride=stride)
+    decodings.clear()
+    with AsyncLoader(source, {"batch_size": 16, "shuffle": shuffle, "workers": 0}) as loader:
+        budget = loader.footprint.budget
+        for batch in loader:
+            for key, field in cameras.items():
+                offsets = np.rint(np.array(field.offsets) * (10 if field.time else 1)).astype(int)
+                rows = batch["row"].numpy()[:, None]
+                wanted = np.clip(rows + offsets, rows // 60 * 60, rows // 60 * 60 + 59)
+                assert (batch[key].numpy() == FRAMES[wanted]).all()
+    assert len(decodings) <= most
+    assert (budget.decoded > 2 * FRAMES[0].nbytes + 500) == (most != 480)  # else a thread's own
+    assert source.memory(1).decoded < len(cameras) * FRAMES.nbytes / 2  # of one stretch
 
 
 def test_each_chunk_of_each_field_is_decoded_once_whatever_its_size(h5, decodings):
