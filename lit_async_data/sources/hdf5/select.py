@@ -291,6 +291,14 @@ class Pieces(NamedTuple):
     where: Indices  # place of the first row in the output
 
 
+def count_distinct(firsts: Indices, lasts: Indices) -> int:
+    """The number of rows, or chunks, in ranges that may overlap."""
+    order = np.argsort(firsts, kind="stable")
+    ends = np.maximum.accumulate(lasts[order])
+    seen_to = np.append(firsts[order][:1] - 1, ends[:-1])
+    return int(np.maximum(ends - np.maximum(seen_to, firsts[order] - 1), 0).sum())
+
+
 def runs(rows: Indices, step: int = 1) -> list[tuple[int, int, Indices]]:
     """Runs of consecutive rows, in storage order: the first row, the end, and the places in the batch."""
     order = np.argsort(rows, kind="stable")

@@ -26,7 +26,7 @@ from lit_async_data.sources.hdf5.schema.categories import Coded, Conversion, as_
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges, episodes_of, one_of_each, times_of
 from lit_async_data.sources.hdf5.schema.field import Field, chosen_groups
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset, in_group, member_of, members
-from lit_async_data.sources.hdf5.select import Episodes, Span, TimedWindow, Window, WindowStarts
+from lit_async_data.sources.hdf5.select import Episodes, Span, TimedWindow, Window, WindowStarts, count_distinct
 from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, as_source_errors, h5py
 from lit_async_data.sources.hdf5.storage.handles import identity_of, open_h5py
 from lit_async_data.sources.hdf5.storage.open_file import ExternalFiles
@@ -118,13 +118,6 @@ def _grouped_extents(part: StoredPart, key: str, chunks_per_run: int) -> tuple[I
     begins = np.append(0, np.flatnonzero(np.diff(firsts // chunks_per_run)) + 1)
     counts = np.diff(np.append(begins, anchors.count))
     return counts, np.minimum.reduceat(firsts, begins), np.maximum.reduceat(lasts, begins)
-
-
-def count_distinct(firsts: Indices, lasts: Indices) -> int:
-    order = np.argsort(firsts, kind="stable")
-    ends = np.maximum.accumulate(lasts[order])
-    seen_to = np.append(firsts[order][:1] - 1, ends[:-1])
-    return int(np.maximum(ends - np.maximum(seen_to, firsts[order] - 1), 0).sum())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,8 +232,9 @@ class StoredPart:
         spans: dict[str, Span | None] = {}
         for field in self.fields.values():
             for key in map(self.dataset_key, field.datasets):
-                (begin, end), reach = spans.get(key) or field.window.reach, field.window.reach
-                spans[key] = (min(begin, reach[0]), max(end, reach[1])) if field.regular else None
+                reach = field.window.reach
+                known = spans.get(key, reach) if field.regular else None
+                spans[key] = known and (min(known[0], reach[0]), max(known[1], reach[1]))
         return spans
 
     def extents(self, name: str) -> Indices:

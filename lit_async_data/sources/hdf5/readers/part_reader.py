@@ -25,7 +25,7 @@ from lit_async_data.sources.contract.source import MemoryNeeds, Reading, slowest
 from lit_async_data.sources.files.files import Files
 from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.files.mirrored import ASKED_FOR
-from lit_async_data.sources.hdf5.parts.part import MAX_DECODED_TWICE, ChunkGrouping, StoredPart, count_distinct
+from lit_async_data.sources.hdf5.parts.part import MAX_DECODED_TWICE, ChunkGrouping, StoredPart
 from lit_async_data.sources.hdf5.parts.samples import with_samples
 from lit_async_data.sources.hdf5.parts.stored_field import Kind, StoredField
 from lit_async_data.sources.hdf5.readers import readers
@@ -37,7 +37,7 @@ from lit_async_data.sources.hdf5.schema.categories import MISSING, UNLISTED
 from lit_async_data.sources.hdf5.schema.encoded import StoredImages, StoredRanges, StoredSequences, of_row
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.patches import StoredPatches
-from lit_async_data.sources.hdf5.select import Select, grouped
+from lit_async_data.sources.hdf5.select import Select, count_distinct, grouped
 from lit_async_data.sources.hdf5.storage.failures import source_error
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile, OpenFiles
 from lit_async_data.sources.images.image import Alignment, Places

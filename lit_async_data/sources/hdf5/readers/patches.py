@@ -104,11 +104,12 @@ class ChunkedPatchReader(ChunkedReader):
         if not index.filters.filters:
             self.reading, self.cacheable_bytes = "copied", 0
             return
-        extents = patches.stored(patches.extent, stored.shape[patches.channel or 0])
-        sizes = zip(extents, index.shape, index.grid, strict=True)
-        touched = math.prod(min((n + c - 2) // c + 1, most) for n, c, most in sizes)
-        # The chunks of a volume stay between batches, or those that all of its patches can touch.
-        self.slab_bytes = min(patches.rows * touched, count) * rows.nbytes // count
+        if patches.decoding[0]:
+            extents = patches.stored(patches.extent, stored.shape[patches.channel or 0])
+            sizes = zip(extents, index.shape, index.grid, strict=True)
+            touched = math.prod(min((n + c - 2) // c + 1, most) for n, c, most in sizes)
+            # The chunks of a volume, or those that all of its patches can touch.
+            self.slab_bytes = min(patches.rows * touched, count) * rows.nbytes // count
         self.thread_bytes += rows.nbytes // count
 
     def read(self, select: Select, out: Array, keys: Words | None = None, /) -> None:

@@ -25,6 +25,8 @@ Box = tuple[slice, ...]
 CENTRES, SCANNED = 4096, 2**24
 # Points that are drawn together where nothing is compressed: about a page of the disk.
 POINTS = 256
+# Decoded chunks stay between batches if patches would decode at least this many times as much without.
+WORTH_KEEPING = 2.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,13 +58,11 @@ class StoredPatches(Located):
     def rows(self) -> int:
         return math.prod(map(len, self._firsts)) if self.drawn is None else self.drawn
 
-    def decoded(self) -> float:
-        """The bytes that an epoch decodes, as expected, if it decodes no chunk twice."""
+    @functools.cached_property
+    def decoding(self) -> tuple[bool, float]:
+        """Whether decoded chunks stay between batches, and the chunks that an epoch decodes, as expected."""
         index, drawn = self.values.index, self.drawn or 1
-        if index is None or not self.values.filtered:
-            return 0.0
-        if self.block:
-            return float(1 - (1 - min(self.size[0] / self.shape[0], 1)) ** drawn) * self.values.nbytes
+        assert index is not None
         places = self._firsts if self.drawn is None else map(np.arange, np.subtract(self.shape, self.extent) + 1)
         axes = zip(places, self.extent, strict=True)
         often = np.ones(())
@@ -72,7 +72,18 @@ class StoredPatches(Located):
             begin = np.arange(chunks)[:, None] * chunk
             near = (first < begin + chunk) & (first + n > begin)
             often = np.multiply.outer(often, near.any(axis=1) if self.drawn is None else near.mean(axis=1))
-        return float((1 - (1 - often) ** drawn).sum()) * math.prod(index.shape) * self.values.dtype.itemsize
+        once, anew = float((1 - (1 - often) ** drawn).sum()), float(drawn * often.sum())
+        kept = self.drawn is None or anew >= WORTH_KEEPING * once
+        return kept, once if kept else anew
+
+    def decoded(self) -> float:
+        """The bytes that an epoch decodes, as expected, if batches share no chunks that do not stay."""
+        index, drawn = self.values.index, self.drawn or 1
+        if index is None or not self.values.filtered:
+            return 0.0
+        if self.block:
+            return float(1 - (1 - min(self.size[0] / self.shape[0], 1)) ** drawn) * self.values.nbytes
+        return self.decoding[1] * math.prod(index.shape) * self.values.dtype.itemsize
 
     @property
     def described(self) -> str:

@@ -262,7 +262,8 @@ def test_groups_have_volumes_too(h5):
     source = HDF5Source(path, {"x": Field("ct", patch=(5, 8, 12))}, group="scans/*", patches_per_volume=4)
     assert [(part.group, part.samples) for part in source.parts] == [(f"scans/{n}", 4) for n in range(3)]
     assert source.chunks.runs == (ChunkRun(4, 4),) * 3
-    assert source.memory(1).decoded < source.memory().cacheable / 2  # the chunks of one volume
+    many = HDF5Source(path, {"x": Field("ct", patch=(5, 8, 12))}, group="scans/*", patches_per_volume=100)
+    assert 0 < many.memory(1).decoded < many.memory().cacheable / 2  # the chunks of one volume
     batch = read(source, [0, 5, 11])
     for sample, volume in enumerate(volumes()):
         np.testing.assert_array_equal(batch["x"][sample], cut(volume, batch["x_origin"][sample], (5, 8, 12))[0])
@@ -341,7 +342,7 @@ def test_a_chunk_of_too_few_bytes_fails_its_patches_where_libhdf5_would_read_oth
 
 def test_a_budget_too_small_for_the_volumes_in_use_is_refused(tmp_path):
     path = write(tmp_path, **STORED["gzip"])
-    source = HDF5Source(path, {"x": Field("ct", patch=(6, 8, 7))}, patches_per_volume=8)
+    source = HDF5Source(path, {"x": Field("ct", patch=(6, 8, 7))}, patches_per_volume=80)
     options = {"batch_size": 2, "shuffle": True, "memory_budget": 60_000}
     with (
         pytest.raises(MemoryBudgetError, match=r"decoded need .* over the budget of 60000"),
@@ -350,7 +351,27 @@ def test_a_budget_too_small_for_the_volumes_in_use_is_refused(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("count", [None, 2, 9])
+@pytest.mark.parametrize(("count", "kept"), [(None, True), (2, False), (60, True)])
+def test_chunks_stay_between_batches_if_patches_would_decode_twice_as_many(tmp_path, monkeypatch, count, kept):
+    path = write(tmp_path, **STORED["gzip"])
+    source = HDF5Source(path, {"x": Field("ct", patch=(8, 7, 10))}, patches_per_volume=count)
+    assert (source.memory(1).decoded > 0) is kept
+    decoded, decode = [], FilterPipeline.decode
+    monkeypatch.setattr(FilterPipeline, "decode", lambda *given: decoded.append(1) or decode(*given))
+    options = {"batch_size": 1, "shuffle": True, "augment": False, "workers": 1, "worker_kind": "thread"}
+    for cache_bytes in (0, 2**24):
+        with AsyncLoader(source, options | {"cache_bytes": cache_bytes}) as loader:
+            counts = []
+            for _ in range(2):
+                decoded.clear()
+                assert len(list(loader)) == len(source)
+                counts.append(len(decoded))
+        chunks = sum(-(-a // 4) * -(-b // 7) * -(-c // 5) for a, b, c in SHAPES)
+        assert counts[0] <= chunks
+        assert (counts[1] > 0) is (cache_bytes == 0 and not kept)  # the other loader keeps all three volumes
+
+
+@pytest.mark.parametrize("count", [None, 2, 9, 60])
 @pytest.mark.parametrize("layout", [None, "CDHW"])
 def test_the_bytes_decoded_for_each_one_used_are_said(tmp_path, monkeypatch, count, layout):
     decoded, decode = [], FilterPipeline.decode
@@ -360,7 +381,7 @@ def test_the_bytes_decoded_for_each_one_used_are_said(tmp_path, monkeypatch, cou
         stored = ((2, *shape), (1, *chunks)) if layout else (shape, chunks)
         file.create_dataset("x", *stored[:1], "i2", chunks=stored[1], compression="gzip")
         file["x"][...] = 1
-    used, nbytes, options = 0, 0, {"batch_size": 3, "shuffle": True, "workers": 1, "worker_kind": "thread"}
+    used, nbytes, options = 0, 0, {"batch_size": 1, "shuffle": True, "workers": 1, "worker_kind": "thread"}
     for seed in range(40):  # each with a new cache
         fields = {"x": Field("x", patch=(9, 8, 7))}
         source = HDF5Source(tmp_path / "x.h5", fields, layout=layout, patches_per_volume=count)
