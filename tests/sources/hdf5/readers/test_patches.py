@@ -381,7 +381,11 @@ def test_the_bytes_decoded_for_each_one_used_are_said(tmp_path, monkeypatch, cou
         stored = ((2, *shape), (1, *chunks)) if layout else (shape, chunks)
         file.create_dataset("x", *stored[:1], "i2", chunks=stored[1], compression="gzip")
         file["x"][...] = 1
-    used, nbytes, options = 0, 0, {"batch_size": 1, "shuffle": True, "workers": 1, "worker_kind": "thread"}
+    used, nbytes, options = (
+        0,
+        0,
+        {"batch_size": 1, "shuffle": True, "workers": 0},
+    )  # a worker reads ahead, also of the next epoch
     for seed in range(40):  # each with a new cache
         fields = {"x": Field("x", patch=(9, 8, 7))}
         source = HDF5Source(tmp_path / "x.h5", fields, layout=layout, patches_per_volume=count)
