@@ -35,13 +35,14 @@ AMBIGUOUS = re.compile(r"\n\n {1,3}\S.*|\n\n {4}.*(\n {4}.*)*\n- .*")
 
 def main() -> None:
     shutil.rmtree(ROOT / "build/pages", ignore_errors=True)
+    reference = api.write(PAGES / "reference")
     stage(["README.md", "CHANGELOG.md", *room_pages()])
     shutil.copy(CONFIGURATION.with_name("site.css"), PAGES)
     nav = navigation()
     lost = {str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")} - {*paths_of(nav), "docs/README.md"}
     if lost:
         sys.exit(f"no index links {', '.join(sorted(lost))}: add a line to docs/README.md, or to the README beside it")
-    nav += [{"Reference": api.write(PAGES / "reference")}, {"Changes": "CHANGELOG.md"}]
+    nav += [{"Reference": reference}, {"Changes": "CHANGELOG.md"}]
     generated = {"docs_dir": "pages", "site_dir": "site", "nav": nav}
     (ROOT / "build/mkdocs.yml").write_text(CONFIGURATION.read_text() + yaml.safe_dump(generated, sort_keys=False))
     command = [os.path.join(sysconfig.get_path("scripts"), "zensical"), "build", "--strict", "--config-file"]
