@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import tempfile
 from pathlib import Path
 
 import jupytext
 import nbclient
+
+# A line of Lightning.
+ADVERTISED = re.compile(r"^.* Tip: .*litlogger.*\n", re.MULTILINE)
 
 
 def executed(page: Path, folder: Path) -> str:
@@ -27,7 +31,8 @@ def executed(page: Path, folder: Path) -> str:
             continue
         parts.append(f"```python\n{cell.source}\n```")
         pictures = [output.data["image/png"] for output in cell.outputs if "image/png" in output.get("data", {})]
-        if text := "".join(output.get("text", "") for output in cell.outputs).replace(f"{place}/", ""):
+        text = "".join(output.get("text", "") for output in cell.outputs).replace(f"{place}/", "")
+        if text := ADVERTISED.sub("", text):
             parts.append(f"```text\n{text.rstrip()}\n```")
         for picture in pictures:
             name = f"{page.stem}_{number}.png"

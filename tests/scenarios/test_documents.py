@@ -47,14 +47,12 @@ NEEDS_A_PROCESS = {"many_gpus"}
 # The program of LightningCLI, which lightning/trainer/test_cli.py runs.
 NEEDS_ARGUMENTS = {"command_line"}
 NEEDS_OBSTORE = {"remote"}
-# `make docs` runs these, in a kernel of Jupyter.
-NOTEBOOKS = {page.stem for page in PAGES if page.parent.name == "notebooks"}
-ELSEWHERE = NEEDS_A_GPU | NEEDS_A_PROCESS | NEEDS_ARGUMENTS | NOTEBOOKS
+ELSEWHERE = NEEDS_A_GPU | NEEDS_A_PROCESS | NEEDS_ARGUMENTS
+# `make docs` runs notebooks, in a kernel of Jupyter.
+HERE = [page for page in PAGES if page.stem not in ELSEWHERE and page.parent.name != "notebooks"]
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if pages.programs(page) and page.stem not in ELSEWHERE], ids=lambda page: page.stem
-)
+@pytest.mark.parametrize("page", [page for page in HERE if pages.programs(page)], ids=lambda page: page.stem)
 def test_the_programs_of_a_page_run(page, tmp_path, monkeypatch):
     if page.stem in NEEDS_OBSTORE:
         pytest.importorskip("obstore")
