@@ -40,8 +40,8 @@ class Groups(NamedTuple):
 def groups_of(source: Source, given: Any, places: Places, option: str = "groups") -> Groups:
     if not isinstance(given, str):
         return _of_values(source, given, "the given array", option)
-    if given == "episode" and places.episodes is not None:  # ids, also if a field of that name has classes
-        return _of_values(source, source.column(given), given, option)
+    if _is_episode(given, places):
+        return _of_values(source, source.column("episode"), "episode", option)
     if given.startswith(COLUMN):
         return _of_column(source, given.removeprefix(COLUMN), option)
     found = _of_rule(source, given.removeprefix(RULE), places, option)
@@ -53,13 +53,18 @@ def groups_of(source: Source, given: Any, places: Places, option: str = "groups"
 def stored_values(source: Source, by: Any, places: Places) -> Groups:
     """Groups of stored folds or sides, by the name of the class if there is one; −100 has an empty name."""
     found = groups_of(source, by, places, "by")
-    named = isinstance(by, str) and (by != "episode" or places.episodes is None)
-    field = source.spec.fields.get(by.removeprefix(COLUMN)) if named else None
+    if _is_episode(by, places):
+        return found
+    field = source.spec.fields.get(by.removeprefix(COLUMN)) if isinstance(by, str) else None
     texts = field and field.classes
     names = [n if n != str(IGNORED) else "" for n in found.names]
     names = [texts[int(n)] if n else "" for n in names] if texts else names
     whole = [re.sub(r"^(-?[0-9]+)\.0$", r"\1", name) for name in names]  # as pandas writes numbers beside empty cells
     return found._replace(names=whole if len({*whole}) == len(whole) else names)
+
+
+def _is_episode(given: Any, places: Places) -> bool:  # whose ids are no class numbers, even if a field holds them
+    return isinstance(given, str) and given.removeprefix(COLUMN) == "episode" and places.episodes is not None
 
 
 def check_rule(source: Source, given: str, option: str = "groups") -> None:

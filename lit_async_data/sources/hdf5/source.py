@@ -219,7 +219,7 @@ class HDF5Source(Source):
             if allow_external:
                 refuse_external(names, files)
             request = PartRequest(
-                fields=_stored_fields(chosen, joined),
+                fields=_stored_fields(chosen, joined, episodes),
                 layouts=chosen_layouts(layout, list(chosen)),
                 group=group,
                 sample=sample,
@@ -495,8 +495,13 @@ def _check_classes(parts: Sequence[StoredPart], key: str, shares: Mapping[int, f
             raise ConfigError(what, f"foreground.{key}")
 
 
-def _stored_fields(chosen: Mapping[str, Field], joined: JoinedTable | None) -> dict[str, Field]:
+def _stored_fields(chosen: Mapping[str, Field], joined: JoinedTable | None, episodes: Any) -> dict[str, Field]:
     stored = {key: field for key, field in chosen.items() if not joined or key not in joined.fields}
+    if episodes is not None and "episode" in chosen:
+        own, rules = stored.get("episode"), episodes if isinstance(episodes, Mapping) else {"ids": episodes}
+        if own is None or ("ids" in rules and (own.dataset != rules["ids"] or own.attr or own.lookup)):
+            what = "names the ids of episodes=, as in split(groups='episode'), and this field holds other values"
+            raise ConfigError(f"{what}; give it another key", "fields.episode")
     for key, field in stored.items():
         if option := "separator" if field.separator else "null" * (field.null == "zero"):
             what = f"{field.dataset!r} is no column of a table, whose cells hold several classes; leave it out"

@@ -284,3 +284,34 @@ def test_a_dataset_named_episode_is_hidden_by_ids_only(h5):
     keyed = HDF5Source(path, {"x": "x", "episode": Field("texts", kind="text")}, episodes="texts")
     sides = split(keyed, {"train": ["u"], "val": ["v"]}, by="episode")
     assert {name: set(side.column("episode")) for name, side in sides.items()} == {"train": {"u"}, "val": {"v"}}
+
+
+@pytest.mark.parametrize("spelling", ["episode", "column:episode"])
+@pytest.mark.parametrize("kind", [{"kind": "text"}, {"classes": ["v", "u"]}], ids=str)
+def test_ids_are_not_decoded_as_numbers_of_the_field_that_holds_them(h5, spelling, kind):
+    path = numbered(h5, "a")
+    source = HDF5Source(path, {"x": "x", "episode": Field("texts", **kind)}, episodes="texts")
+    for how in ("by", "groups"):
+        sides = split(source, {"train": ["u"], "val": ["v"]}, **{how: spelling})
+        assert {name: side.samples.tolist() for name, side in sides.items()} == {
+            "train": [0, 1, 2, 3],
+            "val": [4, 5, 6, 7, 8, 9],
+        }
+
+
+def test_an_id_of_minus_100_is_an_episode(h5):
+    source = HDF5Source(h5("a.h5", x=np.arange(4), ids=[-100, -100, 1, 1]), ["x"], episodes="ids")
+    sides = split(source, {"train": [-100], "val": [1]}, by="episode")
+    assert sides["train"].samples.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("field", [Field("other"), Field("texts", kind="text"), Field("numbers", attr="unit"), "kind"])
+def test_another_field_named_as_the_ids_is_refused(h5, tmp_path, field):
+    path, table = numbered(h5, "a"), tmp_path / "table.csv"
+    table.write_text("file,kind\na.h5,7\n")
+    given = {"x": "x", "episode": field}
+    message = "fields.episode: names the ids of episodes="
+    refused(ConfigError, [message, "another key"], path, given, episodes="numbers", table=table, on="file")
+    by_ends = {"episodes": {"ends": "ends"}, "table": table, "on": "file"}
+    if field == "kind":  # of the table, for which the numbers of episodes would stand
+        refused(ConfigError, [message], path, given, **by_ends)
