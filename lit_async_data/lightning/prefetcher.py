@@ -187,6 +187,7 @@ class DevicePrefetcher(pl.Callback):
 
         A run that resumes in mid-epoch calls no other hook before its first batch.
         """
+        self._activate(trainer, trainer.val_dataloaders, evaluated=True)  # which refuses some, before a step is lost
         self._begin_epoch(trainer)
         resume.restore_loaders(trainer)
         loops.begin_whole_epoch(trainer)
@@ -279,9 +280,11 @@ class DevicePrefetcher(pl.Callback):
             else:
                 loader.counted = functools.partial(resume.trained, reference)
 
-    def _activate(self, trainer: pl.Trainer, loaders: Any) -> None:
+    def _activate(self, trainer: pl.Trainer, loaders: Any, *, evaluated: bool = False) -> None:
         self._active = driven_loaders(loaders)
         for loader in self._active:
+            if evaluated and isinstance(loader, AsyncLoader):
+                loader._check_evaluation()
             self._drive(trainer, loader)
         if around := self._read_around():
             folder = trainer.log_dir or trainer.default_root_dir  # needs every rank: Lightning broadcasts it
@@ -305,7 +308,7 @@ class DevicePrefetcher(pl.Callback):
             loader._wiring.quarantine.tell()
 
     def _evaluate(self, trainer: pl.Trainer, stage: str, loaders: Any) -> None:
-        self._activate(trainer, loaders)
+        self._activate(trainer, loaders, evaluated=True)
         self._verdicts.begin(stage, self._active)
 
     def _drive(self, trainer: pl.Trainer, loader: DrivenLoader) -> None:

@@ -569,3 +569,30 @@ def test_a_signal_ends_the_run_and_everything_that_was_started(name, made, numbe
     (checkpoint,) = tmp_path.iterdir()
     progress = torch.load(checkpoint)["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
     assert progress["ready"] == 2
+
+
+def repeating():
+    parts = [ArraySource({"x": np.zeros((size, 1), np.float32)}) for size in (8, 4)]
+    return lad.AsyncLoader(lad.MixtureSource({"a": (parts[0], 1), "b": (parts[1], 1)}), {"batch_size": BATCH})
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("stage", ["fit", "validate", "test", "predict"])
+def test_evaluation_refuses_a_mixture_that_repeats_samples(stage, nested):
+    model, steps = Learning(), []
+    model.training_step = model.validation_step = model.test_step = model.predict_step = lambda *_: steps.append(1)
+    evaluated = [repeating()] if nested else repeating()
+    given = [repeating(), evaluated] if stage == "fit" else [evaluated]
+    with pytest.raises(lad.ConfigError, match=r"8 of b \(2 × its 4\): samples come again"):
+        getattr(trainer(lad.DevicePrefetcher()), stage)(model, *given)
+    assert not steps  # nor is an epoch of training lost
+
+
+@pytest.mark.filterwarnings("ignore:.training_step. returned .None.")
+def test_training_and_evaluation_take_mixtures_that_may_repeat_there():
+    model, steps = Learning(), []
+    model.training_step = model.validation_step = lambda *_: steps.append(1)
+    one = ArraySource({"x": np.zeros((8, 1), np.float32)})
+    whole = lad.AsyncLoader(lad.MixtureSource({"a": (one, 1), "b": (one, 1)}), {"batch_size": BATCH})
+    trainer(lad.DevicePrefetcher()).fit(model, repeating(), whole)
+    assert len(steps) == 8

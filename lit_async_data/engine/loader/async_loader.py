@@ -186,12 +186,8 @@ class AsyncLoader(BaseLoader):
 
     @evaluation.setter
     def evaluation(self, evaluation: bool) -> None:
-        if evaluation and isinstance(self.source, MixtureSource) and (mixture := self.order.decks.mixture):
-            step = self.options.batch_size * self.world_size
-            counts = mixture.counts(-(-self.order.decks.length // step) * step)
-            if any(count > len(each) for count, each in zip(counts, self.source.sources, strict=True)):
-                what = f"{self.source.described(counts)}: samples come again, which would count twice in evaluation"
-                raise ConfigError(f"{what}; evaluate each source alone, as in val=[sim, real]", "source")
+        if evaluation:
+            self._check_evaluation()
         options = self._given.evaluated() if evaluation else self._given
         same = evaluation == self._evaluation or (options == self.options and not self._wiring.schedule.shuffled)
         self._evaluation = evaluation
@@ -202,6 +198,13 @@ class AsyncLoader(BaseLoader):
         self._take_recipe(dataclasses.replace(self._recipe, options=options))
         self._restart()
         self._take_order(self._scheduled(self._wiring.schedule.seed))
+
+    def _check_evaluation(self) -> None:
+        if isinstance(self.source, MixtureSource) and (mixture := self.order.decks.mixture):
+            counts = mixture.counts(len(self) * self.options.batch_size * self.world_size)
+            if any(count > len(each) for count, each in zip(counts, self.source.sources, strict=True)):
+                what = f"{self.source.described(counts)}: samples come again, which would count twice in evaluation"
+                raise ConfigError(f"{what}; evaluate each source alone, as in val=[sim, real]", "source")
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank, the same on every rank."""

@@ -40,7 +40,7 @@ class Groups(NamedTuple):
 def groups_of(source: Source, given: Any, places: Places, option: str = "groups") -> Groups:
     if not isinstance(given, str):
         return _of_values(source, given, "the given array", option)
-    if _is_episode(given, places):
+    if given.removeprefix(COLUMN) == "episode" and places.episodes is not None:  # ids, also if they are a field
         return _of_values(source, source.column("episode"), "episode", option)
     if given.startswith(COLUMN):
         return _of_column(source, given.removeprefix(COLUMN), option)
@@ -53,7 +53,7 @@ def groups_of(source: Source, given: Any, places: Places, option: str = "groups"
 def stored_values(source: Source, by: Any, places: Places) -> Groups:
     """Groups of stored folds or sides, by the name of the class if there is one; −100 has an empty name."""
     found = groups_of(source, by, places, "by")
-    if _is_episode(by, places):
+    if found.what == "episode" and places.episodes is not None:  # ids, which are no numbers of classes
         return found
     field = source.spec.fields.get(by.removeprefix(COLUMN)) if isinstance(by, str) else None
     texts = field and field.classes
@@ -61,10 +61,6 @@ def stored_values(source: Source, by: Any, places: Places) -> Groups:
     names = [texts[int(n)] if n else "" for n in names] if texts else names
     whole = [re.sub(r"^(-?[0-9]+)\.0$", r"\1", name) for name in names]  # as pandas writes numbers beside empty cells
     return found._replace(names=whole if len({*whole}) == len(whole) else names)
-
-
-def _is_episode(given: Any, places: Places) -> bool:  # whose ids are no class numbers, even if a field holds them
-    return isinstance(given, str) and given.removeprefix(COLUMN) == "episode" and places.episodes is not None
 
 
 def check_rule(source: Source, given: str, option: str = "groups") -> None:
