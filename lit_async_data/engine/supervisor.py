@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from lit_async_data.errors import SourceError, WorkerError
+from lit_async_data.errors import AsyncDataError, WorkerError
 from lit_async_data.system import OURS, POLL_S, Gate
 
 PREPARING = "preparing batches that come later failed; they are read all the same"
@@ -29,10 +29,13 @@ COPYING = "starting the copies after a batch failed"
 REPORTED: dict[str, object] = {}
 
 
-def report_once(log: logging.Logger, what: str, error: Exception, expected: type[Exception] = SourceError) -> None:
-    """Log an unexpected error of optional work, such as reading ahead, with its traceback; each ``what`` once."""
+def report_once(log: logging.Logger, what: str, error: Exception) -> None:
+    """Log a bug in optional work, such as reading ahead, with its traceback; each ``what`` once.
+
+    An `AsyncDataError` is none: it says what is wrong, and recurs when the batch is read.
+    """
     # At interpreter exit, modules and files that a daemon thread uses are closed before the thread ends.
-    if isinstance(error, expected) or not threading.main_thread().is_alive():
+    if isinstance(error, AsyncDataError) or not threading.main_thread().is_alive():
         return
     # In one step, so that only one of two threads logs.
     if REPORTED.setdefault(what, own := object()) is own:

@@ -11,7 +11,7 @@ from support.threads.interrupts import interrupted
 
 from lit_async_data.engine import supervisor
 from lit_async_data.engine.supervisor import ThreadWorker, awaited, report_once
-from lit_async_data.errors import ReadError, SourceError, WorkerError
+from lit_async_data.errors import MemoryBudgetError, ReadError, SourceError, StoreError, WorkerError
 
 
 def test_an_interrupt_while_the_end_of_a_thread_is_awaited_makes_nobody_wait_for_it_again():
@@ -135,7 +135,7 @@ def test_whether_a_worker_lives_is_not_asked_of_its_thread(monkeypatch):
     ("errors", "logged"),
     [
         ([], []),
-        ([SourceError("bad data"), ReadError("bad")], ["lit_async_data.errors.ReadError: bad"]),
+        ([SourceError("bad data"), StoreError("503"), ReadError("bad"), MemoryBudgetError("small")], []),
         ([SourceError("bad data"), ValueError("one"), KeyError("two")], ["ValueError: one"]),
     ],
 )

@@ -22,7 +22,7 @@ from lit_async_data.engine.device.feeds import Batch, Feed
 from lit_async_data.engine.device.queues import InlineQueue, StreamQueue, Transform
 from lit_async_data.engine.stats import LEAST_S, LEAST_STEPS, LoaderStats, Watch
 from lit_async_data.engine.supervisor import COPYING, report_once
-from lit_async_data.errors import AsyncDataError, ClosedError, WorkerError
+from lit_async_data.errors import ClosedError, WorkerError
 from lit_async_data.options import whole
 
 
@@ -434,7 +434,7 @@ class BaseLoader(BatchIterator):
     def _failed_ahead(self, error: Exception) -> None:
         """Log once that copying a later batch failed; the request for that batch raises the error."""
         if not self._run.closed:
-            report_once(log, COPYING, error, AsyncDataError)
+            report_once(log, COPYING, error)
 
     def _running(self) -> Engine:
         """The engine, started if necessary; a `ClosedError` or `WorkerError` if it cannot be used."""

@@ -11,7 +11,7 @@ from support.threads.number_pipelines import WHOLE, Gate, epoch, running, taken
 
 from lit_async_data.engine import supervisor
 from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
-from lit_async_data.errors import ClosedError, SourceError, WorkerError
+from lit_async_data.errors import ClosedError, SourceError, StoreError, WorkerError
 from lit_async_data.order.plan import BatchIndex
 
 pytestmark = pytest.mark.usefixtures("however_slow_the_machine_is")
@@ -65,7 +65,9 @@ def test_a_batch_that_another_thread_is_dropping_is_waited_for():
         assert taken(pipeline, BatchIndex(0, 1)) == WHOLE[1]
 
 
-@pytest.mark.parametrize(("error", "lines"), [(ValueError("a bug"), 1), (SourceError("the disk"), 0)])
+@pytest.mark.parametrize(
+    ("error", "lines"), [(ValueError("a bug"), 1), (SourceError("the disk"), 0), (StoreError("the network"), 0)]
+)
 def test_what_goes_wrong_in_preparing_is_logged_once_unless_it_is_the_sources(error, lines, monkeypatch, caplog):
     def ahead(schedule, keys, unread):
         raise error
