@@ -271,7 +271,23 @@ def test_a_sensor_on_another_clock_than_the_samples_brings_a_warning(h5, caplog,
     assert "of its 3000 rows; both clocks need one unit, and one time that is 0" in caplog.text
 
 
-@pytest.mark.parametrize(("first", "said"), [(1.7e9, "to 128 s"), (6e5, "to 0.0625 s")])
+@pytest.mark.parametrize("direction", ["nearest", "backward"])
+@pytest.mark.parametrize("roundings", [1.6, 1.9, 2.2, 2.6, 3.4, 3.7, 3.9, 4.1, 4.6, 5.2, 7.7])
+def test_float32_is_refused_or_gives_the_rows_of_exact_times(h5, direction, roundings):
+    step = roundings * float(np.spacing(np.float32(140_000)))
+    times = 140_000 + np.arange(2000) * step
+    path = h5(x=np.arange(2000), t=times.astype("f4"), begins=np.repeat(np.arange(100), 20))
+    fields = {"x": Field("x", offsets=[-5 * step, -step, 0.0], time="t", direction=direction, pad="last")}
+    if roundings < 4:
+        refused(FormatError, ["too coarse to tell rows"], path, fields, episodes="begins")
+        return
+    batch = read(HDF5Source(path, fields, episodes="begins"), np.arange(2000))
+    wanted, begin = np.arange(2000)[:, None] + [-5, -1, 0], np.arange(2000)[:, None] // 20 * 20
+    np.testing.assert_array_equal(batch["x"], np.maximum(wanted, begin))
+    np.testing.assert_array_equal(batch["x_mask"], wanted >= begin)
+
+
+@pytest.mark.parametrize(("first", "said"), [(1.7e9, "to 128 s"), (6e5, "to 0.0625 s"), (140_000, "to 0.0156 s")])
 def test_float32_too_coarse_to_tell_the_rows_apart_is_an_error(h5, first, said):
     times = (first + np.arange(300) / 30).astype("f4")
     path = h5(x=np.arange(300), t=times, u=first + np.arange(300) / 30)

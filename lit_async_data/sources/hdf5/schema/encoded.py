@@ -270,8 +270,9 @@ def times_of(group: OpenGroup, episodes: Episodes | None, name: str, rows: int) 
         raise FormatError(f"holds {times.dtype}, not seconds", **context)
     if times.dtype.kind == "f" and rows > 1:
         resolution, steps = np.spacing(np.abs(times).max()), np.diff(times)
-        later = steps[steps > 0] if (steps > 0).any() else LEAST_INTERVAL
-        if 2 * resolution > np.median(later):
+        later = steps[steps > 0] if (steps > 0).any() else np.array([LEAST_INTERVAL])
+        # Two rounded times may lie closer by `resolution`; a window has a slack of at most a quarter of an interval.
+        if 4 * resolution > later[later <= 2 * np.median(later)].mean(dtype=np.float64):
             what = f"{times.dtype} rounds times near {times[-1]:.10g} s to {resolution:.3g} s, too coarse to tell rows"
             raise FormatError(f"{what} apart; write float64, or seconds since the first row", **context)
     rises = times[1:] > times[:-1]
