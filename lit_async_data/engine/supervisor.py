@@ -25,16 +25,12 @@ from lit_async_data.system import OURS, POLL_S, Gate
 
 PREPARING = "preparing batches that come later failed; they are read all the same"
 COPYING = "starting the copies after a batch failed"
-# The keys that `report_once` has logged.
-REPORTED: dict[str, object] = {}
+REPORTED: dict[str, object] = {}  # the keys that `report_once` has logged
 
 
 def report_once(log: logging.Logger, what: str, error: Exception) -> None:
-    """Log a bug in optional work, such as reading ahead, with its traceback; each ``what`` once.
-
-    An `AsyncDataError` is none: it says what is wrong, and recurs when the batch is read.
-    """
-    # At interpreter exit, modules and files that a daemon thread uses are closed before the thread ends.
+    """Log a bug in optional work, such as reading ahead, with its traceback; each ``what`` once."""
+    # An `AsyncDataError` recurs. At interpreter exit, files that a daemon thread uses are closed before it ends.
     if isinstance(error, AsyncDataError) or not threading.main_thread().is_alive():
         return
     # In one step, so that only one of two threads logs.

@@ -188,7 +188,6 @@ class TimedWindow(Window):
     times: Any = None  # of the rows of the field, ascending; None until they are known
     anchor_times: Any = None
     slack: float = 0.0  # a distance that is none
-    interval: float = 0.0  # the median interval between times of one episode
 
     def __str__(self) -> str:
         edges = f"{min(self.offsets):g} to {max(self.offsets):g} s from its own, within {self.tolerance:g} s"
@@ -213,19 +212,23 @@ class TimedWindow(Window):
 
     @property
     def doubt(self) -> str:
-        """Why the times are hardly the seconds that offsets are; empty if they may be."""
-        own, reach = self.anchor_times, max(0, *self.offsets) - min(0, *self.offsets)
-        what = f"the times in {self.time} lie {self.interval:.6g} apart (median)"
-        whole = (self._offsets % 1).any() and not (self.times % 1).any()
-        if self.interval > 0.99 and (0 < 2 * reach < self.interval or whole):
-            unit = ("ms", "µs", "ns")[min(int(np.log10(self.interval + 0.01)) // 3, 2)]
-            cure = f"if they are {unit}, give offsets and tolerance in {unit} too, or write the times in seconds"
-            return f"{what}, but offsets reach {reach:.6g} s; {cure}"
-        first, last = dataclasses.replace(self, offsets=(0,)).rows(np.array([0, len(own) - 1]))[:, 0]
-        if (last - first + 1) * 100 < min(len(own), len(self.times)):
-            places = f"from {own[0]:.6g} to {own[-1]:.6g}, are at {last - first + 1} of its {len(self.times)} rows"
-            return f"{what}, and {len(own)} samples, {places}; both clocks need one unit, and one time that is 0"
-        return ""
+        """Why offsets and times hardly have one unit, or both clocks one start; empty if they may."""
+        own, enough = self.anchor_times, min(len(self.anchor_times), len(self.times)) >= 10
+        some = np.linspace(0, len(own) - 1, min(len(own), 1000)).astype(np.int64)
+        wanted, (low, end) = self.wanted(some), self.episodes.of(some)
+        outside = np.maximum(self.times[low][:, None] - wanted, wanted - self.times[end - 1][:, None])
+        missed = (outside > (self.tolerance or 0) + self.slack).mean(axis=0)
+        rows = dataclasses.replace(self, offsets=(0, *self.offsets), backward=False).rows(some)
+        reach, used = np.ptp((0, *self.offsets)), np.ptp(rows[:, 1]) + 1
+        why = ""
+        if enough and missed.max() > 0.99:
+            why = f"at {self.offsets[missed.argmax()]:g} s almost all samples look before the first or after the last"
+        elif enough and 0 < reach < np.median(np.diff(own)) and (rows == rows[:, :1]).all(axis=1).mean() > 0.99:
+            why = f"offsets reach {reach:.6g} s, and almost no sample has another row so near"
+        elif used * 50 < len(self.times) and used * 10 < len(own):
+            why = f"{len(own)} samples, from {own[0]:.6g} to {own[-1]:.6g}, are at {used} of its {len(self.times)} rows"
+        said = f"but {why}; offsets, tolerance and all times need one unit, and both clocks one time that is 0"
+        return why and f"the times in {self.time} lie {np.median(np.diff(self.times)):g} apart (median), {said}"
 
     def wanted(self, anchors: Indices) -> Array:
         """The times of the rows, shape (n, window)."""

@@ -226,49 +226,86 @@ def test_without_other_fields_the_first_gives_the_times_of_the_samples(h5, rows)
     refused(ConfigError, said, path, {"row": "cam", **fields})
 
 
-REACH = "but offsets reach 0.2 s"
+NEAR = "and almost no sample has another row so near; offsets, tolerance and all times need one unit"
+BEYOND = "almost all samples look before the first or after the last; offsets, tolerance and all times need one unit"
+
+
+def doubts(caplog, path, fields, **options):
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        HDF5Source(path, fields, **options)
+    return [record.getMessage() for record in caplog.records]
 
 
 @pytest.mark.parametrize(
-    ("times", "offsets", "said"),
+    ("step", "offsets", "said"),
     [
-        (
-            (33, "i4"),
-            [-0.2, 0.0],
-            [f"lie 33 apart (median), {REACH}; if they are ms, give offsets and tolerance in ms"],
-        ),
-        ((33.3, "f8"), [-0.2], [f"lie 33.3 apart (median), {REACH}; if they are ms"]),
-        ((33_333, "f8"), [-0.1, 0.1], [f"lie 33333 apart (median), {REACH}; if they are µs"]),
-        ((33_333_333, "i8"), [-0.2, 0.0], [f"{REACH}; if they are ns"]),
-        ((1, "i8"), [-2.5, 0.0, 2.5], ["lie 1 apart (median), but offsets reach 5 s; if they are ms"]),
-        ((33, "i4"), [-200, 0], []),
-        ((3600, "i8"), [-7200, 0], []),
-        ((1 / 30, "f8"), [-0.2, 0.0], []),
-        ((1 / 30, "f8"), [-0.01], []),
-        ((10.0, "f8"), [0.0], []),
+        (33.3, [-0.2, 0.0], f"lie 33.3 apart (median), but offsets reach 0.2 s, {NEAR}"),
+        (33.3, [-0.2], f"lie 33.3 apart (median), but offsets reach 0.2 s, {NEAR}"),
+        (33_333_333, [-0.1, 0.1], f"but offsets reach 0.2 s, {NEAR}"),
+        (0.5, [-0.01, 0.01], f"lie 0.5 apart (median), but offsets reach 0.02 s, {NEAR}"),
+        (0.1, [-0.01, 0.01], f"lie 0.1 apart (median), but offsets reach 0.02 s, {NEAR}"),
+        (1 / 30, [-0.01], f"but offsets reach 0.01 s, {NEAR}"),
+        (1 / 24, [-3600, 0], f"lie 0.0416667 apart (median), but at -3600 s {BEYOND}"),
+        (1, [0, 3600.5], f"lie 1 apart (median), but at 3600.5 s {BEYOND}"),
+        (1, [-2.5, 0.0, 2.5], ""),
+        (1, [-0.5, 0.5], ""),
+        (33, [-200, 0], ""),
+        (3600, [-7200, 0], ""),
+        (1 / 30, [-0.2, 0.0], ""),
+        (10.0, [0.0], ""),
     ],
     ids=str,
 )
-def test_times_that_are_hardly_seconds_bring_one_warning(h5, caplog, times, offsets, said):
-    step, dtype = times
-    first = 1_700_000_000_000_000_000 if said and "ns" in said[0] else 0
-    paths = [h5(f"{n}.h5", x=np.arange(300), t=(first + np.arange(300) * step).astype(dtype)) for n in range(2)]
-    with caplog.at_level(logging.WARNING):
-        HDF5Source(paths, {"x": Field("x", offsets=offsets, time="t", pad="last")})
-    assert len(caplog.records) == len(said)
-    for text in said:
-        assert f"{paths[0]}: x: the times in t lie" in caplog.text
-        assert text in caplog.text
+def test_offsets_in_another_unit_than_times_bring_one_warning(h5, caplog, step, offsets, said):
+    paths = [h5(f"{n}.h5", x=np.arange(300), t=np.arange(300) * step) for n in range(2)]
+    for direction in ("nearest", "backward"):
+        field = Field("x", offsets=offsets, time="t", pad="last", direction=direction)
+        found = doubts(caplog, paths, {"x": field})
+        assert len(found) == bool(said)
+        assert all(f"{paths[0]}: x: the times in t lie" in line and said in line for line in found)
 
 
-@pytest.mark.parametrize(("scale", "first"), [(1000, 0), (10**9, 0), (1, 1.7e9)])
-def test_a_sensor_on_another_clock_than_the_samples_brings_a_warning(h5, caplog, scale, first):
-    path = h5(a=np.arange(900), at=np.arange(900) / 30, s=np.arange(3000), st=first + np.arange(3000) / 100 * scale)
-    with caplog.at_level(logging.WARNING):
-        HDF5Source(path, {"a": Field("a", time="at"), "s": Field("s", offsets=[0.0], time="st", pad="last")})
-    said = "900 samples, from 0 to 29.9667, are at "
-    assert said in caplog.text
-    assert "of its 3000 rows; both clocks need one unit, and one time that is 0" in caplog.text
+@pytest.mark.parametrize(
+    ("step", "offsets", "options"),
+    [
+        (1, [-0.5, 0], {"direction": "backward"}),
+        (5, [-1, 0], {"direction": "backward"}),
+        (60, [-0.1, 0], {"tolerance": 60}),
+        (3600, [-10, 0], {"tolerance": 3600}),
+    ],
+    ids=str,
+)
+def test_a_sensor_slower_than_the_samples_brings_no_warning(h5, caplog, step, offsets, options):
+    rows = 100 // step + 12
+    path = h5(a=np.arange(3000), at=np.arange(3000) / 30, s=np.arange(rows), st=np.arange(rows) * step)
+    slow = Field("s", offsets=offsets, time="st", pad="last", **options)
+    assert not doubts(caplog, path, {"a": Field("a", time="at"), "s": slow})
+
+
+def test_few_samples_and_rare_events_bring_no_warning(h5, caplog):
+    path = h5(x=np.arange(2), t=[0, 3600])
+    assert not doubts(caplog, path, {"x": Field("x", offsets=[-0.1, 0], time="t", pad="last")})
+    path = h5("events.h5", a=np.arange(9000), at=np.arange(9000) / 30, e=[1, 2], et=[9.1, 280.2])
+    event = Field("e", offsets=[0], time="et", tolerance=0.01, pad="zero")
+    assert not doubts(caplog, path, {"a": Field("a", time="at"), "e": event})
+
+
+@pytest.mark.parametrize("scale", [1000, 10**9])
+@pytest.mark.parametrize("offsets", [[0.0], [-0.1, 0.0]])
+def test_clocks_of_two_units_bring_a_warning(h5, caplog, scale, offsets):
+    path = h5(a=np.arange(900), at=np.arange(900) / 30, s=np.arange(3000), st=np.arange(3000) / 100 * scale)
+    [said] = doubts(caplog, path, {"a": Field("a", time="at"), "s": Field("s", offsets=offsets, time="st", pad="last")})
+    assert "900 samples, from 0 to 29.9667, are at " in said
+    assert "of its 3000 rows; offsets, tolerance and all times need one unit, and both clocks one time that" in said
+    [said] = doubts(caplog, path, {"s": Field("s", time="st"), "a": Field("a", offsets=offsets, time="at", pad="last")})
+    assert BEYOND in said
+
+
+def test_clocks_of_two_starts_bring_a_warning(h5, caplog):
+    path = h5(a=np.arange(900), at=np.arange(900) / 30, s=np.arange(3000), st=1.7e9 + np.arange(3000) / 100)
+    [said] = doubts(caplog, path, {"a": Field("a", time="at"), "s": Field("s", offsets=[0.0], time="st", pad="last")})
+    assert f"at 0 s {BEYOND}, and both clocks one time that is 0" in said
 
 
 @pytest.mark.parametrize("direction", ["nearest", "backward"])

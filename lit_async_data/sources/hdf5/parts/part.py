@@ -454,8 +454,8 @@ def _placed(
 ) -> Window:
     """A window in the episodes of its part, and with the times of its rows and of the anchors, which ``read`` gives."""
     if window.edge and episodes:
-        of, own = episodes.with_edges(), np.arange(rows)
-        at = own, own + (of.begins - episodes.begins)[episodes.number(own)]
+        of, anchors = episodes.with_edges(), np.arange(rows)
+        at = anchors, anchors + (of.begins - episodes.begins)[episodes.number(anchors)]
         return dataclasses.replace(window, episodes=of, at=at)
     if not isinstance(window, TimedWindow):
         return window if episodes is None else dataclasses.replace(window, episodes=episodes)
@@ -464,19 +464,18 @@ def _placed(
         what = f"{window.time} has {count} times for {rows} rows; with episodes=, each row needs a time and an episode"
         raise ConfigError(f"{what}, or write a group or file for each episode", "episodes")
     stored = read(window.time, count), read(clock or window.time, rows)
-    times, anchor_times = (each.astype(np.float64, copy=False) for each in stored)
+    times, own = (each.astype(np.float64, copy=False) for each in stored)
     number, intervals = of.number(np.arange(count)), np.diff(times)
     if (intervals <= 0).any():  # episodes that begin at 0 are put one after the other
-        apart = number * (np.ptp(np.concatenate([times, anchor_times])) + 1)
-        times, anchor_times = times + apart, anchor_times + apart
+        apart = number * (np.ptp(np.concatenate([times, own])) + 1)
+        times, own = times + apart, own + apart
     within = intervals[np.diff(number) == 0]
     interval = float(np.median(within)) if len(within) else 0.0
     limit = interval / (1 if window.backward else 2) if window.tolerance is None else window.tolerance
     # Far from 0, the times themselves are rounded, in float32 to more than a thousandth of the interval.
     rounded = max(float(np.spacing(np.abs(each).max())) for each in stored)
     slack = min(max(interval / 1000, rounded), interval / 4)
-    placed: dict[str, Any] = {"times": times, "anchor_times": anchor_times, "slack": slack, "interval": interval}
-    return dataclasses.replace(window, episodes=of, tolerance=limit, **placed)
+    return dataclasses.replace(window, episodes=of, times=times, anchor_times=own, slack=slack, tolerance=limit)
 
 
 def _check_lengths(path: str, fields: Mapping[str, StoredField], *, chosen: bool, episodic: bool) -> None:

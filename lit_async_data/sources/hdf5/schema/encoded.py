@@ -36,7 +36,6 @@ from lit_async_data.sources.table.labels import INEXACT
 
 SPARSE = ("data", "indices", "indptr")
 VARIABLE = ("values", "offsets")
-LEAST_INTERVAL = 1e-3  # of times that all are equal, in seconds: a coarser clock is the reason
 EMPTY = "has {} rows without a single value; leave it out"
 NO_EPISODES = "holds no episode for {} rows; write their bounds, or leave the file out"
 TEXT = np.dtype(np.uint8)  # text is delivered as its bytes
@@ -270,9 +269,8 @@ def times_of(group: OpenGroup, episodes: Episodes | None, name: str, rows: int) 
         raise FormatError(f"holds {times.dtype}, not seconds", **context)
     if times.dtype.kind == "f" and rows > 1:
         resolution, steps = np.spacing(np.abs(times).max()), np.diff(times)
-        later = steps[steps > 0] if (steps > 0).any() else np.array([LEAST_INTERVAL])
-        # Two rounded times may lie closer by `resolution`; a window has a slack of at most a quarter of an interval.
-        if 4 * resolution > later[later <= 2 * np.median(later)].mean(dtype=np.float64):
+        later = steps[steps > 0] if (steps > 0).any() else np.array([0.001])  # if all are equal, a coarse clock is why
+        if 4 * resolution > later[later <= 2 * np.median(later)].mean(dtype=np.float64):  # beyond the slack of a window
             what = f"{times.dtype} rounds times near {times[-1]:.10g} s to {resolution:.3g} s, too coarse to tell rows"
             raise FormatError(f"{what} apart; write float64, or seconds since the first row", **context)
     rises = times[1:] > times[:-1]
