@@ -302,6 +302,12 @@ def test_clocks_of_two_units_bring_a_warning(h5, caplog, scale, offsets):
     assert BEYOND in said
 
 
+def test_a_sensor_at_1_khz_in_ms_beside_seconds_brings_a_warning(h5, caplog):
+    path = h5(a=np.arange(900), at=np.arange(900) / 30, s=np.arange(30_000), st=np.arange(30_000))
+    fields = {"a": Field("a", time="at"), "s": Field("s", offsets=[-0.1, 0.0], time="st", pad="last")}
+    assert "are at 31 of its 30000 rows" in doubts(caplog, path, fields)[0]
+
+
 def test_clocks_of_two_starts_bring_a_warning(h5, caplog):
     path = h5(a=np.arange(900), at=np.arange(900) / 30, s=np.arange(3000), st=1.7e9 + np.arange(3000) / 100)
     [said] = doubts(caplog, path, {"a": Field("a", time="at"), "s": Field("s", offsets=[0.0], time="st", pad="last")})
