@@ -104,8 +104,10 @@ class StoredField:
         rows = self.values.chunk_rows
         if isinstance(self.stored, StoredRanges):
             return 1 + float(np.maximum(self.stored.lengths - 1, 0).mean()) / rows
-        interval = self.window.interval if isinstance(self.window, TimedWindow) else 0
-        return 1 + float(np.minimum(np.diff(np.sort(self.window.offsets)) / (interval or 1) / rows, 1).sum())
+        steps: Any = np.diff(np.sort(self.window.offsets))
+        if isinstance(self.window, TimedWindow) and len(self.window.times) > 1:  # seconds
+            steps = steps / np.median(np.diff(self.window.times))
+        return 1 + float(np.minimum(steps / rows, 1).sum())
 
     def with_window(self, change: Callable[[Window], Window]) -> StoredField:
         channels = tuple(each.with_window(change) for each in self.channels)
