@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import os
+import sys
 from typing import Any
 
 import numpy as np
 
 from lit_async_data.batch.spec import Array
-from lit_async_data.errors import ConfigError
+from lit_async_data.errors import ConfigError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.composed.composed import SubsetSource
 from lit_async_data.sources.contract.source import Source
-from lit_async_data.sources.hdf5.schema.patches import StoredPatches
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.hdf5.storage.failures import h5py
 
@@ -20,19 +22,20 @@ from lit_async_data.sources.hdf5.storage.failures import h5py
 def merge_patches(predictions: Any, source: Source, path: str | os.PathLike[str]) -> None:
     """Put predictions of patches together to volumes, and write them into an HDF5 file. One volume is held at a time.
 
-    Where patches overlap, the mean of their predictions counts; padding counts nowhere. An element of no patch, or of
-    one whose prediction is missing, is NaN.
+    Where patches overlap, the mean of their predictions counts; padding counts nowhere, nor does a sample that is
+    marked in the dataset ``missing`` of the same file. An element without any prediction is NaN.
 
     Args:
         predictions: The prediction for each sample of ``source``, in order, of shape (len(source), *channels, *patch):
-            a dataset of h5py, as `PredictionWriter` writes it, or an array.
+            a dataset of h5py, as `PredictionWriter` writes it, an array or a tensor.
         source: An `HDF5Source` whose fields have patches on a grid, or a side of its `split`.
         path: The file to write. Each volume is a dataset, float32 of shape (*channels, *volume), with the name of its
             file and group: ``"scan_1.h5"``, ``"scans.h5/patient_1"``.
 
     Raises:
-        ConfigError: The source has no patches on a grid; the predictions have another number or shape; or the file
-            exists.
+        ConfigError: The source has no patches on a grid; the predictions have another number, shape or type; or the
+            file exists.
+        SourceError: The file cannot be written.
 
     Example:
         >>> with h5py.File("predictions/predictions.h5") as file:  # doctest: +SKIP
@@ -45,30 +48,55 @@ def merge_patches(predictions: Any, source: Source, path: str | os.PathLike[str]
     volumes: Any = [next((each.patches for each in part.fields.values() if each.patches), None) for part in parts]
     if not volumes or volumes[0] is None or volumes[0].drawn is not None:
         raise ConfigError(f"{source.name} has no patches on a grid; give the source that was predicted", "source")
-    if len(predictions) != len(source):
-        what = f"{len(predictions)} for {len(source)} samples; predict each sample once, in order, with shuffle=False"
+    if (count := operator.length_hint(predictions)) != len(source):
+        what = f"{count} for {len(source)} samples; predict each sample once, in order, with shuffle=False"
         raise ConfigError(what, "predictions")
-    size = volumes[0].size
-    if (shape := predictions[0].shape)[-len(size) :] != size:
+    size, shape = volumes[0].size, _prediction(predictions, 0).shape
+    if shape[-len(size) :] != size:
         raise ConfigError(f"one has shape {shape}, but a patch has {size}", "predictions")
     if os.path.lexists(path):
         raise ConfigError(f"{path} exists; move or delete it, or give another path", "path")
-    places, partial = source.places(), f"{os.fspath(path)}.partial"
-    with h5py.File(partial, "w") as file:
-        for number in np.unique(places.which).tolist():
-            own, name = np.flatnonzero(places.which == number), places.parts[number].name
-            origins = volumes[number].origins(parts[number].anchors.rows(places.rows[own]), None)
-            file[name.replace(":/", "/")] = _merged(predictions, own, origins, volumes[number])
-    os.replace(partial, path)
+    places, there = source.places(), np.ones(count, bool)
+    marks = predictions.parent.get("missing") if isinstance(predictions, h5py.Dataset) else None
+    if isinstance(marks, h5py.Dataset) and marks.shape == there.shape and marks.dtype == bool:
+        there = ~marks[...]
+    partial = f"{os.fspath(path)}.{os.getpid()}.partial"
+    try:
+        with h5py.File(partial, "w") as file:
+            for number in np.unique(places.which).tolist():
+                own, name = np.flatnonzero((places.which == number) & there), places.parts[number].name
+                origins = volumes[number].origins(parts[number].anchors.rows(places.rows[own]), None)
+                file[name.replace(":/", "/")] = _merged(predictions, own, origins, volumes[number], shape)
+        os.replace(partial, path)
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be written: {error}; check its folder and space", file=str(path)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
 
 
-def _merged(predictions: Any, samples: Indices, origins: Indices, volume: StoredPatches) -> Array:
-    total: Any = np.zeros((*predictions[0].shape[: -len(volume.size)], *volume.shape), np.float32)
+def _merged(predictions: Any, samples: Indices, origins: Indices, volume: Any, shape: tuple[int, ...]) -> Array:
+    total: Any = np.zeros((*shape[: -len(volume.size)], *volume.shape), np.float32)
     count: Any = np.zeros(volume.shape, np.float32)
     inside = tuple(map(slice, volume.extent))
     for sample, origin in zip(samples.tolist(), origins.tolist(), strict=True):
         box = tuple(slice(first, first + n) for first, n in zip(origin, volume.extent, strict=True))
-        total[..., *box] += predictions[sample][..., *inside]
+        if (values := _prediction(predictions, sample)).shape != shape:
+            raise ConfigError(f"sample {sample} has shape {values.shape}, but the first has {shape}", "predictions")
+        total[..., *box] += values[..., *inside]
         count[box] += 1
     with np.errstate(invalid="ignore"):
         return np.divide(total, count, out=total)  # type: ignore[no-any-return]
+
+
+def _prediction(predictions: Any, sample: int) -> Array:
+    try:
+        values = predictions[sample]
+        if (torch := sys.modules.get("torch")) is not None and isinstance(values, torch.Tensor):
+            values = (values.float() if values.is_floating_point() else values).numpy(force=True)  # also bfloat16
+        values = np.asarray(values)
+    except (TypeError, ValueError, LookupError, RuntimeError, OSError) as error:
+        raise ConfigError(f"sample {sample} is no array: {error}; give an array of numbers", "predictions") from error
+    if values.dtype.kind not in "biuf":
+        raise ConfigError(f"sample {sample} is of type {values.dtype}; give an array of numbers", "predictions")
+    return values  # type: ignore[no-any-return]

@@ -3,9 +3,20 @@
 import h5py
 import numpy as np
 import pytest
+import torch
+from support.lightning.trainer import NO_STAGES, pl, trainer
 from support.sources.oracle import read
 
-from lit_async_data import ConfigError, Field, HDF5Source, merge_patches, split
+from lit_async_data import (
+    AsyncDataModule,
+    ConfigError,
+    Field,
+    HDF5Source,
+    PredictionWriter,
+    SourceError,
+    merge_patches,
+    split,
+)
 from lit_async_data.testing import ArraySource
 
 SHAPES = {"a": (9, 14, 11), "b": (4, 20, 8), "c": (12, 6, 7)}
@@ -75,6 +86,64 @@ def test_elements_of_no_patch_are_nan(path, tmp_path):
     np.testing.assert_allclose(merged[~lost], volume[~lost], rtol=1e-5)
 
 
+class Sevens(pl.LightningModule):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def predict_step(self, batch):
+        return torch.full(batch["x"].shape, 7, dtype=self.kind)
+
+
+@NO_STAGES
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.parametrize("kind", [torch.int64, torch.bool, torch.float32])
+def test_samples_that_could_not_be_read_count_nowhere(tmp_path, kind):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        ct = file.create_dataset("ct", data=np.ones((8, 8)), chunks=(2, 8), fletcher32=True)
+        chunk = ct.id.get_chunk_info_by_coord((4, 0)).byte_offset
+    with open(tmp_path / "x.h5", "r+b") as file:
+        file.seek(chunk)
+        file.write(b"\xff" * 8)
+    source = HDF5Source(tmp_path / "x.h5", {"x": Field("ct", patch=(4, 8), stride=(1, 8))})  # rows 4, 5 are damaged
+    loader = {"batch_size": 2, "on_error": "skip", "max_bad": 9}
+    module = AsyncDataModule(predict=source, loader=loader)
+    trainer(PredictionWriter(tmp_path / "out")).predict(Sevens(kind), module, return_predictions=False)
+    with h5py.File(tmp_path / "out/predictions.h5") as file:
+        merge_patches(file["prediction"], source, tmp_path / "merged.h5")
+    with h5py.File(tmp_path / "merged.h5") as file:
+        expected = np.full((8, 8), np.nan)
+        expected[:4] = torch.tensor(7).to(kind).item()  # the only sample without a damaged row begins at 0
+        np.testing.assert_array_equal(file["x.h5"][...], expected)
+
+
+def test_another_dataset_with_the_name_missing_marks_no_samples(path, tmp_path):
+    source = source_of(path)
+    with h5py.File(tmp_path / "predictions.h5", "w") as file:
+        file["prediction"], file["missing"] = np.ones((len(source), *SIZE)), np.ones(len(source) - 1, bool)
+        merge_patches(file["prediction"], source, tmp_path / "merged.h5")
+    with h5py.File(tmp_path / "merged.h5") as file:
+        assert all((volume[...] == 1).all() for volume in file["x.h5/scans"].values())
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        torch.from_numpy,
+        lambda values: torch.from_numpy(values).bfloat16(),
+        lambda values: torch.from_numpy(values).requires_grad_(),
+        lambda values: list(torch.from_numpy(values).int()),
+        lambda values: values.tolist(),
+        lambda values: values.astype(">i2"),
+    ],
+)
+def test_tensors_and_lists_of_numbers_are_taken(path, tmp_path, given):
+    source = source_of(path)
+    merge_patches(given(np.full((len(source), *SIZE), 3.0)), source, tmp_path / "merged.h5")
+    with h5py.File(tmp_path / "merged.h5") as file:
+        assert all((volume[...] == 3).all() for volume in file["x.h5/scans"].values())
+
+
 def test_what_does_not_fit_is_named_and_leaves_no_file(path, tmp_path):
     source, target = source_of(path), tmp_path / "merged.h5"
     values = np.zeros((len(source), *SIZE))
@@ -82,12 +151,22 @@ def test_what_does_not_fit_is_named_and_leaves_no_file(path, tmp_path):
     for given, of, message in [
         (values[1:], source, f"predictions: {len(source) - 1} for {len(source)} samples"),
         (values[..., 1:], source, r"predictions: one has shape \(5, 6, 7\), but a patch has \(5, 6, 8\)"),
+        (None, source, f"predictions: 0 for {len(source)} samples"),
+        (dict.fromkeys(map(str, range(len(source)))), source, "predictions: sample 0 is no array: 0; give an array"),
+        ([[[1.0], [1.0, 2.0]]] * len(source), source, "predictions: sample 0 is no array: .*inhomogeneous"),
+        ([*values[1:], values[0, 0]], source, rf"predictions: sample {len(source) - 1} has shape \(6, 8\), but the"),
+        (values.astype(object), source, "predictions: sample 0 is of type object; give an array of numbers"),
+        (values.astype("c8"), source, "predictions: sample 0 is of type complex64; give an array of numbers"),
+        (torch.zeros(values.shape, dtype=torch.cfloat), source, "predictions: sample 0 is of type complex64"),
+        (values.astype(str), source, "predictions: sample 0 is of type <U32; give an array of numbers"),
         (values[:6], drawn, "source: .* has no patches on a grid"),
         (values[:6], ArraySource({"x": values[:6]}), "source: .* has no patches on a grid"),
     ]:
         with pytest.raises(ConfigError, match=f"^{message}"):
             merge_patches(given, of, target)
         assert [each.name for each in tmp_path.iterdir()] == ["x.h5"]
+    with pytest.raises(SourceError, match=r"nofolder/merged\.h5: cannot be written: .*; check its folder and space"):
+        merge_patches(values, source, tmp_path / "nofolder/merged.h5")
     target.write_bytes(b"mine")
     with pytest.raises(ConfigError, match=r"path: .*merged\.h5 exists"):
         merge_patches(values, source, target)
