@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import math
+import numbers
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self
@@ -210,8 +211,7 @@ class HDF5Source(Source):
         chosen, as_mapping = fields_by_key(fields, Field.of, lambda each: each.attr or each.dataset, "dataset")
         of_rows = {"sample": None if sample == "row" else sample, "stride": stride, "rate": rate, "episodes": episodes}
         _check_patches(chosen, patches_per_volume, of_rows)
-        if foreground is not None:
-            _check_foreground(chosen, patches_per_volume, foreground)
+        self._shares = {} if foreground is None else _checked_shares(chosen, patches_per_volume, foreground)
         files = Files(cache, cache_limit, storage_options, storage)
         with files.closed_after_an_error():
             joined = None if table is None else JoinedTable(table, on, unmatched, filters, chosen, files=files)
@@ -230,7 +230,7 @@ class HDF5Source(Source):
                 rate=rate,
                 episodes=episodes,
                 patches_per_volume=patches_per_volume,
-                foreground=foreground or {},
+                foreground=self._shares,
                 files=files,
             )
             identities, found = _inspected(list(names), request, IndexCache(cache if cache_dir is None else cache_dir))
@@ -242,7 +242,7 @@ class HDF5Source(Source):
             parts = parts if request.rows or rows is None else part_samples.select_rows(parts, rows, found)
             left_out = part_samples.rows_left_out(parts) if rows is None else part_samples.parts_left_out(parts)
             parts = part_samples.drop_empty(parts)
-            for key, shares in (foreground or {}).items():
+            for key, shares in self._shares.items():
                 _check_classes(parts, key, shares)
             opened = _Opened(names, identities, parts, spec, joined, left_out, memory_map, allow_external, files)
             self._opened = dataclasses.replace(opened, parts=opened.with_values(exclude))
@@ -350,8 +350,7 @@ class HDF5Source(Source):
         fingerprint = super().fingerprint() | {f"values of {key}": digest(each.values) for key, each in labels.items()}
         patches = {key: field.patches for key, field in self._opened.parts[0].fields.items() if field.patches}
         fingerprint |= {
-            f"patches of {key}": str((each.stride, each.drawn, *(share for share, _ in each.centres)))
-            for key, each in patches.items()
+            f"patches of {key}": str((each.stride, each.drawn, each.pad, self._shares)) for key, each in patches.items()
         }
         fingerprint |= {"files": len(sizes), "bytes": sum(sizes.values())}
         return fingerprint | {"names and rows of files": digest(parts)}
@@ -378,7 +377,8 @@ class HDF5Source(Source):
         if name == "group" and self._opened.parts[0].names is not None:
             places = self.locate(range(len(self)))
             return np.array([f"{self._opened.names[place.file]}:{place.group}" for place in places], object)
-        if name in self._opened.spec.fields and math.prod(self._opened.spec[name].shape) == 1:
+        field = self._opened.parts[0].fields.get(name)
+        if field and (field.patches or math.prod(field.spec.shape) == 1):
             return super().column(name)
         opened = self._opened
         found = None if opened.joined is None else opened.joined.column(name, opened.parts)
@@ -475,16 +475,26 @@ def _check_patches(fields: Mapping[str, Field], patches_per_volume: Any, of_rows
             raise ConfigError(what, option)
 
 
-def _check_foreground(fields: Mapping[str, Field], patches_per_volume: Any, given: Any) -> None:
+def _checked_shares(
+    fields: Mapping[str, Field], patches_per_volume: Any, given: Any
+) -> Mapping[str, Mapping[int, float]]:
     key, shares = next(iter(given.items())) if isinstance(given, Mapping) and len(given) == 1 else ("", None)
     if key not in fields or not fields[key].patch or patches_per_volume is None:
         what = "needs patches_per_volume=, and the key of one field with patch=, such as {'mask': {1: 0.33}}"
         raise ConfigError(f"{given!r} {what}", "foreground")
-    pairs = shares.items() if isinstance(shares, Mapping) else [("", 0)]
-    numbers = all(isinstance(each, int) and isinstance(share, int | float) for each, share in pairs)
-    if not (numbers and shares and min(shares.values()) > 0 and sum(shares.values()) <= 1):
+    pairs = shares.items() if isinstance(shares, Mapping) else ()
+    known = (isinstance(each, numbers.Integral) and isinstance(share, numbers.Real) for each, share in pairs)
+    flags = any(isinstance(value, bool) for pair in pairs for value in pair)
+    if (
+        not pairs
+        or flags
+        or not all(known)
+        or not all(share > 0 for _, share in pairs)
+        or sum(dict(pairs).values()) > 1
+    ):
         what = f"{shares!r} are not shares above 0 of class numbers, together at most 1, such as {{1: 0.33}}"
         raise ConfigError(what, f"foreground.{key}")
+    return {key: {int(each): float(share) for each, share in pairs}}
 
 
 def _check_classes(parts: Sequence[StoredPart], key: str, shares: Mapping[int, float]) -> None:

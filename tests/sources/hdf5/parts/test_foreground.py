@@ -1,5 +1,7 @@
 """Shares of drawn patches with a class in their middle."""
 
+import math
+
 import h5py
 import numpy as np
 import pytest
@@ -119,6 +121,29 @@ def test_classes_are_read_once_with_a_cache_dir(tmp_path, monkeypatch):
     assert len(stored) == 3
 
 
+def test_numbers_of_numpy_are_classes_and_shares(tmp_path):
+    path = write(tmp_path)
+    own, same = source_of(path, {"y": {np.int64(1): np.float32(0.5)}}), source_of(path, {"y": {1: 0.5}})
+    assert own.fingerprint() == same.fingerprint()
+    every = np.arange(len(own))
+    np.testing.assert_array_equal(
+        read(own, every, ["y_origin"])["y_origin"], read(same, every, ["y_origin"])["y_origin"]
+    )
+
+
+def test_a_pass_over_patches_of_another_class_is_not_resumed(tmp_path):
+    path = write(tmp_path)
+    with AsyncLoader(source_of(path, {"y": {1: 0.5}}), {"batch_size": 1, "shuffle": True}) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    for shares in ({"y": {2: 0.5}}, {"y": {1: 0.4}}, None):
+        with (
+            AsyncLoader(source_of(path, shares), {"batch_size": 1, "shuffle": True}) as loader,
+            pytest.raises(ResumeError, match="patches of x"),
+        ):
+            loader.load_state_dict(state)
+
+
 @pytest.mark.parametrize(
     ("foreground", "options", "error", "words"),
     [
@@ -127,6 +152,9 @@ def test_classes_are_read_once_with_a_cache_dir(tmp_path, monkeypatch):
         ({"y": {1: 0.7, 2: 0.6}}, {}, ConfigError, ["foreground.y", "at most 1"]),
         ({"y": {}}, {}, ConfigError, ["foreground.y"]),
         ({"y": 0.5}, {}, ConfigError, ["foreground.y", "0.5"]),
+        ({"y": {1: True}}, {}, ConfigError, ["foreground.y", "{1: True}"]),
+        ({"y": {True: 0.5}}, {}, ConfigError, ["foreground.y", "{True: 0.5}"]),
+        ({"y": {1: 0.5, 2: math.nan}}, {}, ConfigError, ["foreground.y", "nan"]),
         ({"y": {1: "half"}}, {}, ConfigError, ["foreground.y", "half"]),
         ({"y": {"tumour": 0.5}}, {}, ConfigError, ["foreground.y", "tumour"]),
         (0.5, {}, ConfigError, ["foreground", "0.5", "{'mask': {1: 0.33}}"]),

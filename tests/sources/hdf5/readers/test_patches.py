@@ -18,6 +18,7 @@ from lit_async_data import (
     Field,
     HDF5Source,
     MemoryBudgetError,
+    MissingError,
     ResumeError,
     split,
     statistics,
@@ -198,6 +199,22 @@ def test_a_pass_over_other_places_is_not_resumed(tmp_path):
         pytest.raises(ResumeError, match="patches of x"),
     ):
         loader.load_state_dict(state)
+
+
+def test_other_padding_is_another_fingerprint(tmp_path):
+    path = write(tmp_path, SHAPES[:1])
+    found = [HDF5Source(path, {"x": Field("ct", patch=(30, 31, 17), pad=pad)}) for pad in ("zero", "last", "zero")]
+    zero, last, same = (each.fingerprint() for each in found)
+    assert zero == same != last
+
+
+def test_a_patch_and_its_origin_are_no_columns(tmp_path):
+    fields = {"x": Field("ct", patch=(8, 7, 5)), "age": Field(attr="age")}
+    source = HDF5Source(write(tmp_path), fields, patches_per_volume=2)
+    np.testing.assert_array_equal(source.column("age"), [40, 40, 41, 41, 42, 42])
+    for key in ("x", "x_origin"):
+        with pytest.raises(MissingError, match=f"no field '{key}' with one value per sample; .*: age$"):
+            source.column(key)
 
 
 def test_slices_of_a_volume(tmp_path):
