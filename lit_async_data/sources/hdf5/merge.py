@@ -26,8 +26,9 @@ def merge_patches(predictions: Any, source: Source, path: str | os.PathLike[str]
     marked in the dataset ``missing`` of the same file. An element without any prediction is NaN.
 
     Args:
-        predictions: The prediction for each sample of ``source``, in order, of shape (len(source), *channels, *patch):
-            a dataset of h5py, as `PredictionWriter` writes it, an array or a tensor.
+        predictions: The prediction for each sample of ``source``, in order, of shape (len(source), *channels, *patch),
+            of a cloud also (len(source), *channels, points): a dataset of h5py, as `PredictionWriter` writes it, an
+            array or a tensor.
         source: An `HDF5Source` whose fields have patches on a grid, or a side of its `split`.
         path: The file to write. Each volume is a dataset, float32 of shape (*channels, *volume), with the name of its
             file and group: ``"scan_1.h5"``, ``"scans.h5/patient_1"``.
@@ -52,6 +53,8 @@ def merge_patches(predictions: Any, source: Source, path: str | os.PathLike[str]
         what = f"{count} for {len(source)} samples; predict each sample once, in order, with shuffle=False"
         raise ConfigError(what, "predictions")
     size, shape = volumes[0].size, _prediction(predictions, 0).shape
+    if volumes[0].scattered and shape[-len(size) :] != size:
+        size = size[:1]  # such as a label for each point
     if shape[-len(size) :] != size:
         raise ConfigError(f"one has shape {shape}, but a patch has {size}", "predictions")
     if os.path.lexists(path):
@@ -66,7 +69,9 @@ def merge_patches(predictions: Any, source: Source, path: str | os.PathLike[str]
             for number in np.unique(places.which).tolist():
                 own, name = np.flatnonzero((places.which == number) & there), places.parts[number].name
                 origins = volumes[number].origins(parts[number].anchors.rows(places.rows[own]), None)
-                file[name.replace(":/", "/")] = _merged(predictions, own, origins, volumes[number], shape)
+                file[name.replace(":/", "/")] = _merged(
+                    predictions, own, origins[:, : len(size)], volumes[number], shape
+                )
         os.replace(partial, path)
     except OSError as error:
         raise SourceError(f"{path}: cannot be written: {error}; check its folder and space", file=str(path)) from error
@@ -76,11 +81,13 @@ def merge_patches(predictions: Any, source: Source, path: str | os.PathLike[str]
 
 
 def _merged(predictions: Any, samples: Indices, origins: Indices, volume: Any, shape: tuple[int, ...]) -> Array:
-    total: Any = np.zeros((*shape[: -len(volume.size)], *volume.shape), np.float32)
-    count: Any = np.zeros(volume.shape, np.float32)
-    inside = tuple(map(slice, volume.extent))
+    axes = origins.shape[1]
+    total: Any = np.zeros((*shape[:-axes], *volume.shape[:axes]), np.float32)
+    count: Any = np.zeros(volume.shape[:axes], np.float32)
+    extent = volume.extent[:axes]
+    inside = tuple(map(slice, extent))
     for sample, origin in zip(samples.tolist(), origins.tolist(), strict=True):
-        box = tuple(slice(first, first + n) for first, n in zip(origin, volume.extent, strict=True))
+        box = tuple(slice(first, first + n) for first, n in zip(origin, extent, strict=True))
         if (values := _prediction(predictions, sample)).shape != shape:
             raise ConfigError(f"sample {sample} has shape {values.shape}, but the first has {shape}", "predictions")
         total[..., *box] += values[..., *inside]
@@ -89,7 +96,7 @@ def _merged(predictions: Any, samples: Indices, origins: Indices, volume: Any, s
         return np.divide(total, count, out=total)  # type: ignore[no-any-return]
 
 
-def _prediction(predictions: Any, sample: int) -> Array:
+def _prediction(predictions: Any, sample: int) -> Any:
     try:
         values = predictions[sample]
         if (torch := sys.modules.get("torch")) is not None and isinstance(values, torch.Tensor):
@@ -99,4 +106,4 @@ def _prediction(predictions: Any, sample: int) -> Array:
         raise ConfigError(f"sample {sample} is no array: {error}; give an array of numbers", "predictions") from error
     if values.dtype.kind not in "biuf":
         raise ConfigError(f"sample {sample} is of type {values.dtype}; give an array of numbers", "predictions")
-    return values  # type: ignore[no-any-return]
+    return values

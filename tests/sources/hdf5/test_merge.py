@@ -144,6 +144,20 @@ def test_tensors_and_lists_of_numbers_are_taken(path, tmp_path, given):
         assert all((volume[...] == 3).all() for volume in file["x.h5/scans"].values())
 
 
+@pytest.mark.parametrize("axes", [(10, 3), (10,), (2, 10)], ids=["as stored", "labels", "channels"])
+def test_predictions_of_points(tmp_path, axes):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["xyz"], file["labels"] = np.zeros((103, 3)), np.arange(103)
+    source = HDF5Source(tmp_path / "x.h5", {"x": Field("xyz", points=10), "y": Field("labels", points=10)})
+    labels = read(source, np.arange(len(source)))["y"]
+    given = {(10, 3): labels[..., None], (10,): labels, (2, 10): labels[:, None]}[axes]
+    merge_patches(np.broadcast_to(given, (len(source), *axes)), source, tmp_path / "merged.h5")
+    with h5py.File(tmp_path / "merged.h5") as file:
+        expected = np.arange(103)[:, None] if axes == (10, 3) else np.arange(103)
+        shape = {(10, 3): (103, 3), (10,): (103,), (2, 10): (2, 103)}[axes]
+        np.testing.assert_array_equal(file["x.h5"][...], np.broadcast_to(expected, shape))
+
+
 def test_what_does_not_fit_is_named_and_leaves_no_file(path, tmp_path):
     source, target = source_of(path), tmp_path / "merged.h5"
     values = np.zeros((len(source), *SIZE))

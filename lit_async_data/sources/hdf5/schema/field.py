@@ -318,11 +318,11 @@ def _check_combination(field: Field) -> None:
         raise ConfigError(f"one of {', '.join(BOUNDS)} is enough; leave the others out", name)
     for name in () if field.seconds else changed(field, ("direction", "tolerance")):
         raise ConfigError("needs time=NAME, and offsets=[…] in seconds", name)
+    not_patch = set(_DEFAULTS) - PATCH | {"points" if field.patch else "stride"}
+    if field.places and (wrong := changed(field, not_patch)):
+        raise ConfigError(f"does not apply to {'patches' if field.patch else 'points'}; leave it out", min(wrong))
     if field.stride and len(field.stride) != len(field.patch or ()):
         raise ConfigError(f"{field.stride} needs patch=, the shape of a sample, with as many axes", "stride")
-    not_patch = set(_DEFAULTS) - PATCH | ({"points"} if field.patch else set())
-    if field.places and (wrong := changed(field, not_patch)):
-        raise ConfigError("does not apply to patches; leave it out", min(wrong))
     if field.tolerance is not None and not (_is_number(field.tolerance) and field.tolerance >= 0):
         raise ConfigError(f"{field.tolerance!r} is not a number of seconds", "tolerance")
     if field.window is not None and isinstance(field.offsets, tuple):

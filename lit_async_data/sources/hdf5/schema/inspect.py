@@ -288,19 +288,23 @@ def _of_bytes(index: ChunkIndex, width: int) -> ChunkIndex:
     return dataclasses.replace(index, shape=(*index.shape, width), grid=(*index.grid, 1), fill=fill)
 
 
-def axes(layout: str | None, shape: tuple[int, ...], where: str) -> tuple[int, int | None]:
-    """The axis N of samples, and the axis C of channels among the others. Without a layout, samples come first."""
+def axes(layout: str | None, shape: tuple[int, ...], where: str, *, volume: bool = False) -> tuple[int, int | None]:
+    """The axis N of samples, and the axis C of channels among the others. Without a layout, samples come first.
+
+    A volume has no axis of samples.
+    """
     if layout is None:
         return 0, None
     letters = layout if isinstance(layout, str) and layout.isalpha() and layout == layout.upper() else ""
-    if "N" not in letters or len({*letters}) < len(letters):
-        what = "must be different capital letters, one per axis, with N for the samples"
+    if not letters or ("N" in letters) == volume or len({*letters}) < len(letters):
+        of_samples = "without N, since samples are parts of it" if volume else "with N for the samples"
+        what = f"must be different capital letters, one per axis, {of_samples}"
         raise ConfigError(f"{layout!r} for {where} {what}", "layout")
     if len(layout) != len(shape):
         what = f"names {len(layout)} axes, but {where} has {len(shape)}: its shape is {shape}"
         raise ConfigError(f"{layout!r} {what}", "layout")
     rest = layout.replace("N", "")
-    return layout.index("N"), rest.index("C") if "C" in rest else None
+    return layout.find("N"), rest.index("C") if "C" in rest else None
 
 
 def open_dataset(file: h5py.File, path: str, name: str, advice: str = "") -> h5py.Dataset:

@@ -199,7 +199,7 @@ def inspect_patches(group: OpenGroup, field: Field, layout: str | None, where: s
     size = tuple(field.patch or (field.points or 0, *stored.shape[1:]))
     if field.points and layout is not None:
         raise ConfigError(f"{layout!r} for {stored}: its points are on axis 0; leave it out", "layout")
-    _, channel = axes(None if layout is None else f"N{layout}", (1, *stored.shape), str(stored))
+    _, channel = axes(layout, stored.shape, str(stored), volume=True)
     shape = tuple(n for axis, n in enumerate(stored.shape) if axis != channel)
     if len(shape) != len(size):
         cure = "give one number per axis; an axis of channels is named by layout=, such as 'CDHW'"
@@ -207,7 +207,8 @@ def inspect_patches(group: OpenGroup, field: Field, layout: str | None, where: s
         raise ConfigError(f"{has}; {cure}", f"{where}.patch")
     if field.pad is None and any(map(int.__lt__, shape, size)):
         what = f"has shape {shape}, smaller than a patch {size}; give pad='zero' or 'last', or a smaller patch"
-        raise stored.error(FormatError, what)
+        few = f"has {shape[0]} points, fewer than {field.points}; give pad='zero' or 'last', or fewer points"
+        raise stored.error(FormatError, what if field.patch else few)
     if drawn is not None and field.stride:
         raise ConfigError("is for a grid, but patches_per_volume draws places; give one of both", f"{where}.stride")
     moved = size if channel is None else (stored.shape[channel], *size)

@@ -128,7 +128,7 @@ def test_padding_is_not_in_the_statistics(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "options", "error", "words"),
     [
-        ({"x": Field("xyz", points=1001)}, {}, FormatError, ["(1000, 3)", "(1001, 3)", "pad='zero'"]),
+        ({"x": Field("xyz", points=1001)}, {}, FormatError, ["1000 points, fewer than 1001", "pad='zero'"]),
         (
             {"x": Field("xyz", points=10), "y": Field("other", points=10)},
             {},
@@ -148,7 +148,15 @@ def test_a_fault_is_named_before_training(tmp_path, fields, options, error, word
     refused(error, words, tmp_path / "0.h5", fields, patches_per_volume=4, **options)
 
 
-@pytest.mark.parametrize("options", [{"points": 0}, {"points": 9, "patch": (9, 3)}, {"points": 9, "window": (0, 2)}])
-def test_options_that_do_not_fit_are_refused(options):
-    with pytest.raises(ConfigError):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"points": 0}, "points: 0 is not"),
+        ({"points": 9, "patch": (9, 3)}, "points: does not apply to patches"),
+        ({"points": 9, "window": (0, 2)}, "window: does not apply to points"),
+        ({"points": 9, "stride": 4}, "stride: does not apply to points"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(ConfigError, match=f"^{message}"):
         Field("x", **options)

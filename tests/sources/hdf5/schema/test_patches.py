@@ -11,6 +11,8 @@ FAULTS = [
     ({"x": Field("ct", patch=(21, 8, 7))}, {}, FormatError, ["0.h5:/ct", "(20, 31, 17)", "(21, 8, 7)", "pad='zero'"]),
     ({"x": Field("ct", patch=(8, 7))}, {}, ConfigError, ["fields.x.patch", "2 axes", "(20, 31, 17)", "layout"]),
     ({"x": Field("ct", patch=(8, 7))}, {"layout": "NHW"}, ConfigError, ["layout", "NHW", "different capital letters"]),
+    ({"x": Field("ct", patch=(8, 7))}, {"layout": "NDHW"}, ConfigError, ["'NDHW' for", "without N"]),
+    ({"x": Field("ct", patch=(8, 7))}, {"layout": "HW"}, ConfigError, ["'HW' names 2 axes", "has 3", "(20, 31, 17)"]),
     ({"x": Field("ct", patch=(8, 7))}, {"layout": {"x": 3}}, ConfigError, ["layout", "3"]),
     (
         {"x": Field("ct", patch=(8, 7, 3)), "y": Field("other", patch=(8, 7, 3))},
