@@ -55,7 +55,7 @@ BUDGET = {
     "sources/composed": 1320,
     "sources/contract": 1150,
     "sources/files": 1560,
-    "sources/hdf5": 930,
+    "sources/hdf5": 960,
     "sources/hdf5/index": 490,
     "sources/hdf5/parts": 2060,
     "sources/hdf5/readers": 1740,

@@ -68,10 +68,8 @@ def merge_patches(predictions: Any, source: Source, path: str | os.PathLike[str]
         with h5py.File(partial, "w") as file:
             for number in np.unique(places.which).tolist():
                 own, name = np.flatnonzero((places.which == number) & there), places.parts[number].name
-                origins = volumes[number].origins(parts[number].anchors.rows(places.rows[own]), None)
-                file[name.replace(":/", "/")] = _merged(
-                    predictions, own, origins[:, : len(size)], volumes[number], shape
-                )
+                origins = volumes[number].origins(parts[number].anchors.rows(places.rows[own]), None)[:, : len(size)]
+                file[name.replace(":/", "/")] = _merged(predictions, own, origins, volumes[number], shape)
         os.replace(partial, path)
     except OSError as error:
         raise SourceError(f"{path}: cannot be written: {error}; check its folder and space", file=str(path)) from error
@@ -81,10 +79,9 @@ def merge_patches(predictions: Any, source: Source, path: str | os.PathLike[str]
 
 
 def _merged(predictions: Any, samples: Indices, origins: Indices, volume: Any, shape: tuple[int, ...]) -> Array:
-    axes = origins.shape[1]
-    total: Any = np.zeros((*shape[:-axes], *volume.shape[:axes]), np.float32)
-    count: Any = np.zeros(volume.shape[:axes], np.float32)
-    extent = volume.extent[:axes]
+    whole, extent = (each[: origins.shape[1]] for each in (volume.shape, volume.extent))
+    total: Any = np.zeros((*shape[: -len(whole)], *whole), np.float32)
+    count: Any = np.zeros(whole, np.float32)
     inside = tuple(map(slice, extent))
     for sample, origin in zip(samples.tolist(), origins.tolist(), strict=True):
         box = tuple(slice(first, first + n) for first, n in zip(origin, extent, strict=True))

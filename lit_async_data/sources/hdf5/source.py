@@ -6,9 +6,9 @@ import copy
 import dataclasses
 import functools
 import math
-import numbers
 import os
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -377,8 +377,8 @@ class HDF5Source(Source):
         if name == "group" and self._opened.parts[0].names is not None:
             places = self.locate(range(len(self)))
             return np.array([f"{self._opened.names[place.file]}:{place.group}" for place in places], object)
-        field = self._opened.parts[0].fields.get(name)
-        if field and (field.patches or math.prod(field.spec.shape) == 1):
+        fields = self._opened.spec.fields
+        if name in fields and (self._opened.parts[0].fields[name].patches or math.prod(fields[name].shape) == 1):
             return super().column(name)
         opened = self._opened
         found = None if opened.joined is None else opened.joined.column(name, opened.parts)
@@ -475,23 +475,17 @@ def _check_patches(fields: Mapping[str, Field], patches_per_volume: Any, of_rows
             raise ConfigError(what, option)
 
 
-def _checked_shares(
-    fields: Mapping[str, Field], patches_per_volume: Any, given: Any
-) -> Mapping[str, Mapping[int, float]]:
+def _checked_shares(fields: Mapping[str, Field], patches_per_volume: Any, given: Any) -> dict[str, dict[int, float]]:
     key, shares = next(iter(given.items())) if isinstance(given, Mapping) and len(given) == 1 else ("", None)
     if key not in fields or not fields[key].patch or patches_per_volume is None:
         what = "needs patches_per_volume=, and the key of one field with patch=, such as {'mask': {1: 0.33}}"
         raise ConfigError(f"{given!r} {what}", "foreground")
-    pairs = shares.items() if isinstance(shares, Mapping) else ()
-    known = (isinstance(each, numbers.Integral) and isinstance(share, numbers.Real) for each, share in pairs)
-    flags = any(isinstance(value, bool) for pair in pairs for value in pair)
-    if (
-        not pairs
-        or flags
-        or not all(known)
-        or not all(share > 0 for _, share in pairs)
-        or sum(dict(pairs).values()) > 1
-    ):
+    pairs: Any = shares.items() if isinstance(shares, Mapping) else ()
+    fits = (
+        isinstance(each, Integral) and isinstance(share, Real) and share > 0 and bool not in (type(each), type(share))
+        for each, share in pairs
+    )
+    if not pairs or not all(fits) or sum(dict(pairs).values()) > 1:
         what = f"{shares!r} are not shares above 0 of class numbers, together at most 1, such as {{1: 0.33}}"
         raise ConfigError(what, f"foreground.{key}")
     return {key: {int(each): float(share) for each, share in pairs}}

@@ -289,17 +289,14 @@ def _of_bytes(index: ChunkIndex, width: int) -> ChunkIndex:
 
 
 def axes(layout: str | None, shape: tuple[int, ...], where: str, *, volume: bool = False) -> tuple[int, int | None]:
-    """The axis N of samples, and the axis C of channels among the others. Without a layout, samples come first.
-
-    A volume has no axis of samples.
-    """
+    """The axis N of samples, which a volume has not, and the axis C of channels. Without a layout, N comes first."""
     if layout is None:
         return 0, None
     letters = layout if isinstance(layout, str) and layout.isalpha() and layout == layout.upper() else ""
     if not letters or ("N" in letters) == volume or len({*letters}) < len(letters):
-        of_samples = "without N, since samples are parts of it" if volume else "with N for the samples"
-        what = f"must be different capital letters, one per axis, {of_samples}"
-        raise ConfigError(f"{layout!r} for {where} {what}", "layout")
+        what = "without N, since samples are parts of it" if volume else "with N for the samples"
+        what = f"{layout!r} for {where} must be different capital letters, one per axis, {what}"
+        raise ConfigError(what, "layout")
     if len(layout) != len(shape):
         what = f"names {len(layout)} axes, but {where} has {len(shape)}: its shape is {shape}"
         raise ConfigError(f"{layout!r} {what}", "layout")
