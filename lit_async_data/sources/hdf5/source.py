@@ -481,11 +481,9 @@ def _checked_shares(fields: Mapping[str, Field], patches_per_volume: Any, given:
         what = "needs patches_per_volume=, and the key of one field with patch=, such as {'mask': {1: 0.33}}"
         raise ConfigError(f"{given!r} {what}", "foreground")
     pairs: Any = shares.items() if isinstance(shares, Mapping) else ()
-    fits = (
-        isinstance(each, Integral) and isinstance(share, Real) and share > 0 and bool not in (type(each), type(share))
-        for each, share in pairs
-    )
-    if not pairs or not all(fits) or sum(dict(pairs).values()) > 1:
+    fits = (isinstance(each, Integral) and isinstance(share, Real) and float(share) > 0 for each, share in pairs)
+    flags = any(isinstance(value, bool) for pair in pairs for value in pair)
+    if not pairs or flags or not all(fits) or sum(dict(pairs).values()) > 1:
         what = f"{shares!r} are not shares above 0 of class numbers, together at most 1, such as {{1: 0.33}}"
         raise ConfigError(what, f"foreground.{key}")
     return {key: {int(each): float(share) for each, share in pairs}}
