@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import numbers
@@ -22,7 +21,7 @@ from lit_async_data.order.permutation import Indices, Words, derived_keys
 from lit_async_data.order.weights import IGNORED, SampleClasses
 from lit_async_data.sources.composed.composed import SubsetSource, check_whole
 from lit_async_data.sources.contract.checks import values_of
-from lit_async_data.sources.contract.source import EACH, Places, Source, numbered, starts
+from lit_async_data.sources.contract.source import EACH, Places, Source, hashed, numbered, starts
 from lit_async_data.sources.table.labels import note_names, trim
 
 # Words that are rules; the prefixes tell a rule from a column of the same name.
@@ -103,14 +102,6 @@ def _of_column(source: Source, given: str, option: str) -> Groups:
     if given in source.spec and source.spec[given].texts:
         values = source.spec.names(given, values)  # numbers of texts change when files are added
     return _of_values(source, values, given, option)
-
-
-def hashed(names: Sequence[str]) -> Words:
-    """A 64-bit hash of each name, the same on every machine; uint64, shape (n,)."""
-    # Names that are not UTF-8 hold surrogates.
-    texts = (name.encode("utf-8", "surrogateescape") for name in names)
-    words = (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") for text in texts)
-    return np.fromiter(words, np.uint64, len(names))
 
 
 def _of_parts(places: Places, given: str, option: str) -> Groups:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import hashlib
 import math
 import os
 import pickle
@@ -126,6 +127,15 @@ class StorageLayout:
 # Stands in the group of a part for the name of each group or dataset, if that is a sample; the names are the column
 # ``group``.
 EACH = "*"
+
+
+def hashed(names: Sequence[str]) -> Words:
+    """A 64-bit hash of each name, the same on every machine; uint64, shape (n,)."""
+    # Names that are not UTF-8 hold surrogates.
+    texts = (name.encode("utf-8", "surrogateescape") for name in names)
+    words = (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") for text in texts)
+    return np.fromiter(words, np.uint64, len(names))
+
 
 _Name = TypeVar("_Name", str, tuple[str, str, str])
 

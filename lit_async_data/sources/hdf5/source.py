@@ -18,11 +18,11 @@ from lit_async_data.batch.spec import BatchSpec, contradict
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.options import OF_SOURCE, ArrayLike, explains_names, flag, one_of, whole
 from lit_async_data.order.chunk_order import ChunkExtents, ChunkRun
-from lit_async_data.order.permutation import Indices, Words
+from lit_async_data.order.permutation import Indices, Words, derived_keys
 from lit_async_data.order.plan import ChunkGroup
 from lit_async_data.sources.contract import source as contract
 from lit_async_data.sources.contract.checks import fields_by_key
-from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.contract.source import Source, hashed
 from lit_async_data.sources.contract.user_code import digest
 from lit_async_data.sources.files.files import WHOLE_BYTES, Files
 from lit_async_data.sources.files.identity import FileIdentity
@@ -311,6 +311,15 @@ class HDF5Source(Source):
         layout = self.chunks
         return ChunkExtents(layout.runs) if layout.remote and not layout.compressed else None
 
+    @functools.cached_property
+    def _fixed_keys(self) -> Words | None:
+        """The keys of patches whose places are the same in each epoch; None if none are drawn."""
+        parts = self._opened.parts
+        if not any(map(_is_drawn, parts[0].fields.values())):
+            return None
+        volumes = hashed([part.name for part in self.parts])
+        return np.concatenate([derived_keys(key, each.own_rows) for key, each in zip(volumes, parts, strict=True)])
+
     @property
     def parts(self) -> tuple[contract.Part, ...]:
         found = list[contract.Part]()
@@ -400,6 +409,8 @@ class HDF5Source(Source):
         if samples.size:
             if self.chunks.remote and len(samples) > 1:
                 self.fetch(samples)  # all at once, and not field by field
+            if keys is None and self._fixed_keys is not None:
+                keys = self._fixed_keys[samples]
             self._reader.read(samples, out, keys)
 
     def fetch(self, samples: Indices) -> bool:
@@ -450,9 +461,12 @@ def _check_choices(
         raise ConfigError("goes with on, which says whose rows they are: 'file', 'group', …; give both", "table")
 
 
+def _is_drawn(field: StoredField) -> bool:
+    return field.patches is not None and field.patches.drawn is not None
+
+
 def _is_random(field: StoredField) -> bool:
-    patches = field.patches and field.patches.drawn is not None
-    return bool(patches or (field.images and field.images.decoder.is_random))
+    return _is_drawn(field) or bool(field.images and field.images.decoder.is_random)
 
 
 def _amplification(parts: Sequence[StoredPart]) -> float:

@@ -7,7 +7,8 @@ from support.sources.parted import HALVES, files, numbered, parted, side_of
 from lit_async_data import ConcatSource, HDF5Source, SubsetSource, folds, split
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.weights import class_weights
-from lit_async_data.sources.composed.split import groups_of, hashed
+from lit_async_data.sources.composed.split import groups_of
+from lit_async_data.sources.contract.source import hashed
 from lit_async_data.sources.table.labels import note_names
 
 KINDS = [

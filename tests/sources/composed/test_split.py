@@ -12,7 +12,7 @@ import lit_async_data.sources.composed.split as module
 from lit_async_data import ConcatSource, SubsetSource, split
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import derived_key
-from lit_async_data.sources.composed.split import hashed
+from lit_async_data.sources.contract.source import hashed
 
 THREE = {"train": 0.6, "val": 0.2, "test": 0.2}
 

@@ -104,11 +104,11 @@ class StoredPatches(Located):
         return self.drawn is not None or any(near)
 
     def origins(self, rows: Indices, keys: Words | None) -> Indices:
-        """The first element of patches, shape (n, axes). A key draws a place; without keys, it is always the same."""
+        """The first element of patches, shape (n, axes). Keys draw places; a grid needs none."""
         if self.drawn is None:
             numbers = np.unravel_index(rows, [len(each) for each in self._firsts])
             return np.stack([each[own] for each, own in zip(self._firsts, numbers, strict=True)], axis=1)
-        keys = _fixed(rows) if keys is None else keys
+        assert keys is not None
         places = np.subtract(self.shape, self.extent).astype(np.uint64) + np.uint64(1)
         origins = (derived_keys(keys[:, None], np.arange(len(self.size))) % places).astype(np.int64)
         share, end = derived_keys(keys, len(self.size)) / 2.0**64, 0.0
@@ -130,7 +130,8 @@ class StoredPatches(Located):
 
     def ranges(self, rows: Indices, keys: Words | None) -> Select:
         """The points of samples: blocks in random order, the last of which is cut, all its points alike."""
-        keys, (blocks, most) = _fixed(rows) if keys is None else keys, self._blocks
+        assert keys is not None
+        blocks, most = self._blocks
         number = np.arange(most)
         drawn = Permutations(np.full(len(rows), blocks), keys)(
             np.tile(number, len(rows)), np.repeat(np.arange(len(rows)), most)
@@ -171,10 +172,6 @@ class StoredPatches(Located):
         """Which elements of patches lie inside the volume, or which points are real; bool, of the shape of the mask."""
         inside = (np.arange(size) < n for size, n in zip(self.size, self.shape, strict=True))
         return functools.reduce(np.logical_and.outer, itertools.islice(inside, self.spec.masked))
-
-
-def _fixed(rows: Indices) -> Words:
-    return derived_keys(0, rows)
 
 
 def elements_of(group: OpenGroup, patches: StoredPatches, classes: Sequence[int]) -> list[Indices]:

@@ -75,6 +75,18 @@ def test_a_volume_without_the_class_has_patches_anywhere(tmp_path):
 
 
 @pytest.mark.processes
+def test_fixed_patches_of_many_volumes_of_one_shape_have_the_shares(tmp_path):
+    mask = np.zeros((30, 40, 50), "u1")
+    mask[10:13, 15:19, 20:25] = 1
+    for number in range(40):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["mask"] = mask
+    fields = {"y": Field("mask", patch=SIZE)}
+    for count in (1, 8):
+        source = HDF5Source(str(tmp_path / "*.h5"), fields, patches_per_volume=count, foreground={"y": {1: 0.33}})
+        assert abs(read(source, np.arange(len(source)), ["y"])["y"][:, 4, 4, 5].mean() - 0.33) < 0.12
+
+
 def test_places_agree_between_ranks_and_workers_and_after_a_resume(tmp_path):
     path, options = write(tmp_path), {"batch_size": 100, "shuffle": True, "return_indices": True}
 

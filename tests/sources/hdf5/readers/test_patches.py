@@ -271,6 +271,29 @@ def test_a_source_of_patches_keeps_the_contract(tmp_path, stored, patches_per_vo
     check_contract(HDF5Source(path, fields, patches_per_volume=patches_per_volume))
 
 
+@pytest.mark.parametrize("field", [{"patch": (6, 7)}, {"points": 6}], ids=["patches", "points"])
+def test_fixed_places_are_those_of_their_volume(tmp_path, field):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder, numbers in ((first, (1, 3)), (second, (0, 1, 2, 3))):
+        folder.mkdir()
+        for number in numbers:
+            with h5py.File(folder / f"{number}.h5", "w") as file:
+                file.create_dataset("a/x", data=np.arange(3000).reshape(60, 50), chunks=(2, 50), compression="gzip")
+                file["b/x"] = np.arange(3000).reshape(60, 50)
+
+    def found(folder, **options):
+        source = HDF5Source(f"{folder}/*.h5", {"x": Field("x", **field)}, group="?", patches_per_volume=5, **options)
+        with AsyncLoader(source, {"batch_size": 7, "augment": False, "shuffle": False}) as loader:
+            epochs = [np.concatenate([batch["x"].numpy() for batch in loader]) for _ in range(2)]
+        np.testing.assert_array_equal(*epochs)
+        return epochs[0]
+
+    few, many = found(first), found(second).reshape(8, -1)
+    assert len(np.unique(many, axis=0)) == 8
+    np.testing.assert_array_equal(few.reshape(4, -1), many[[2, 3, 6, 7]])
+    np.testing.assert_array_equal(found(first, exclude=[2, 7]), np.delete(few, [2, 7], 0))
+
+
 def test_groups_have_volumes_too(h5):
     path = h5()
     with h5py.File(path, "w") as file:
