@@ -15,7 +15,7 @@ import numpy as np
 
 from lit_async_data.engine.loader.base_loader import Wiring
 from lit_async_data.engine.pipeline.sample_reader import BadSample, ReadAround
-from lit_async_data.errors import ConfigError, ResumeError, SourceError, TransformError, few
+from lit_async_data.errors import ConfigError, ResumeError, SourceError, few
 from lit_async_data.order.epoch_cursor import EpochCursor, OrderState, Place, StepsWanted
 from lit_async_data.order.plan import EpochPlan, Schedule
 from lit_async_data.sources.contract.source import Source
@@ -34,7 +34,7 @@ class Quarantine:
         self.path = None if path is None else expanded(os.fspath(path))
         if self.path is not None and (why := not_local(self.path)):
             raise ConfigError(f"{self.path}: {why}", "quarantine")
-        self.known: set[int] = set()  # the numbers of the samples that cannot be read
+        self.known: set[int] = set()  # the numbers of the samples that are bad in all epochs
         self._listed: set[int] = set()
         self._writes = True
         # Of the current pass: the epoch, bad samples by number, and batches that were read around them by step.
@@ -88,9 +88,9 @@ class Quarantine:
         return f"{len(numbers)} bad sample{'s' * (len(numbers) > 1)} ({few(numbers)})"
 
     def _list(self, bad: Iterable[BadSample]) -> None:
+        self.known.update(each.sample for each in bad if each.lasting)
         new = {each.sample: each for each in bad if each.sample not in self._listed}
         self._listed.update(new)
-        self.known.update(sample for sample, each in new.items() if not isinstance(each.error, TransformError))
         if not new or self.path is None or not self._writes:
             return
         numbers = self._source.ids(np.array(list(new), np.int64)).tolist()

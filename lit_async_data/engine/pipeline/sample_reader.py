@@ -156,6 +156,7 @@ class BadSample(NamedTuple):
     position: int  # the place of the sample, or of the sample that it was to replace, in the epoch over all ranks
     sample: int
     error: Exception
+    lasting: bool  # whether it is bad in all epochs
 
 
 class ReadAround(NamedTuple):
@@ -214,7 +215,7 @@ class AroundBadSamples:
                 found.append(sample)
                 numbers.append(number)
                 continue
-            bad.append(BadSample(position, sample, error))
+            bad.append(BadSample(position, sample, error, sample in self._bad))
             if stand_in:
                 others = self._substitutes(plan, step, position, bad)
                 found, stand_in = found + others, bool(others)  # without a substitute, the other bad ones are left out
@@ -239,7 +240,7 @@ class AroundBadSamples:
             sample = plan.deck.substitute(position, attempt, alone=alone)
             if (error := self._tried(plan, step, sample, -1 - position)) is None:
                 return [sample]
-            bad.append(BadSample(position, sample, error))
+            bad.append(BadSample(position, sample, error, sample in self._bad))
         return []
 
     def _tried(self, plan: EpochPlan, step: int, sample: int, number: int) -> Exception | None:
@@ -260,8 +261,8 @@ class AroundBadSamples:
             return None
         finally:
             self._trying[0] = 0
-        # The draws of a transform, and so its error, may differ in another epoch.
-        if not isinstance(error, TransformError):
+        # Another epoch may draw what a transform can take, or an intact part of the sample.
+        if self._read.seed is None and not isinstance(error, TransformError):
             self._bad[sample] = error
         return error
 

@@ -18,7 +18,7 @@ from support.sources.hooks import Rows
 from lit_async_data import AsyncLoader, Balanced, ConcatSource, HDF5Source, LoaderOptions, ManifestSource, SubsetSource
 from lit_async_data.engine.loader.resuming import Quarantine
 from lit_async_data.engine.pipeline.sample_reader import BadSample, ReadAround
-from lit_async_data.errors import ConfigError, ReadError, ResumeError, SourceError, TransformError
+from lit_async_data.errors import ConfigError, ReadError, ResumeError, SourceError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.sources.contract.source import StorageLayout
 from lit_async_data.testing import ArraySource
@@ -524,8 +524,8 @@ def test_a_state_that_is_refused_leaves_the_seed():
 PLAN = plan_of(length=100, batch_size=10, shuffle="none", seed=0, epoch=0)
 
 
-def around(*bad, error=SourceError):
-    return ReadAround((), tuple(BadSample(sample, sample, error("damaged")) for sample in bad))
+def around(*bad, lasting=True):
+    return ReadAround((), tuple(BadSample(sample, sample, SourceError("damaged"), lasting) for sample in bad))
 
 
 @pytest.mark.parametrize(("most", "allowed"), [(2, 2), (0.03, 3), (0.001, 1), (0, 0)])
@@ -542,13 +542,13 @@ def test_one_more_than_allowed_is_an_error_that_lists_them(most, allowed):
         assert len(caught.value.errors) == allowed + 1
 
 
-def test_a_sample_is_listed_once_and_what_a_transform_failed_on_is_read_again(tmp_path, caplog):
+def test_a_sample_is_listed_once_and_read_again_if_it_was_bad_in_one_epoch(tmp_path, caplog):
     path, source = tmp_path / "bad.jsonl", ArraySource({"y": np.arange(100)})
     for epoch, loader in enumerate([Quarantine(source, 1.0, path), Quarantine(source, 1.0, path)]):
         loader.remember([50])
         loader.begin(epoch)
         loader.handed_out(3, PLAN, around(7, 50))
-        loader.handed_out(4, PLAN, around(8, error=TransformError))
+        loader.handed_out(4, PLAN, around(8, lasting=False))
         assert (loader.count, loader.known, loader.samples(3), loader.samples(5)) == (3, {7, 50}, (), None)
         loader.tell()
         loader.tell()

@@ -185,6 +185,28 @@ def test_a_transform_that_fails_on_a_sample_makes_it_bad_in_that_epoch_only(opti
         assert not loader._wiring.quarantine.known
 
 
+@pytest.mark.parametrize("on_error", ["skip", "substitute"])
+@pytest.mark.parametrize(
+    "options",
+    [reader.values[0] for reader in READERS[:2]] + [pytest.param(READERS[2].values[0], marks=pytest.mark.processes)],
+)
+def test_a_damaged_part_of_a_sample_costs_it_the_epochs_that_draw_the_part(on_error, options):
+    def loader():
+        wanted = {"batch_size": 6, "seed": 5, "max_bad": 1.0, "on_error": on_error, "return_indices": True, **options}
+        return AsyncLoader(acts.DamagedParts((), StorageLayout(reading="python", random=True)), wanted)
+
+    with loader() as whole:
+        found = [[batch["index"].tolist() for batch in whole] for _ in range(12)]
+        assert not whole._wiring.quarantine.known
+        state = whole.state_dict()
+    own = [{sample for batch in epoch for sample in batch} for epoch in found]
+    assert all(60 < len(each) < 95 for each in own)
+    assert len(set.union(*own[-4:])) > 97
+    with loader() as resumed:  # without the memory of a run
+        resumed.load_state_dict(state | {"epoch": 11, "position": 0})
+        assert [batch["index"].tolist() for batch in resumed] == found[11]
+
+
 def test_what_is_no_fault_of_a_sample_is_raised():
     for error, fault in [
         (CorruptError("bad"), True),

@@ -62,6 +62,14 @@ class Damaged(Numbers):
         out["y"][...] = samples
 
 
+class DamagedParts(Damaged):
+    """A quarter of the parts that epochs draw from samples are damaged."""
+
+    def read_random(self, samples, out, keys):
+        self._bad = set(samples[keys % np.uint64(4) == 0].tolist())
+        self.read_into(samples, out)
+
+
 class Deadly(Damaged):
     """Numbers of which one ends the process that reads it; several share a compressed chunk."""
 

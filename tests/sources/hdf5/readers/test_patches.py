@@ -365,6 +365,29 @@ def test_a_damaged_chunk_fails_the_patches_that_touch_it(tmp_path):
     assert 0 < len(source) - len(kept) < 9
 
 
+@pytest.mark.parametrize("on_error", ["skip", "substitute"])
+def test_a_damaged_chunk_costs_an_epoch_only_the_patches_that_touch_it(tmp_path, on_error):
+    path, size, sets = tmp_path / "0.h5", (4, 7, 5), []
+    write(tmp_path, SHAPES[:1], **STORED["gzip"])
+    for damaged in (False, True):
+        if damaged:
+            with h5py.File(path) as file:
+                infos = map(file["ct"].id.get_chunk_info, range(75))
+                info = next(each for each in infos if each.chunk_offset == (8, 14, 10))
+            content = bytearray(path.read_bytes())
+            content[info.byte_offset : info.byte_offset + 40] = bytes(40)
+            path.write_bytes(content)
+        source = HDF5Source(path, {"x": Field("ct", patch=size)}, patches_per_volume=60)
+        options = {"batch_size": 8, "shuffle": True, "seed": 3, "on_error": on_error if damaged else "raise"}
+        with AsyncLoader(source, options | {"max_bad": 1.0}) as loader:
+            sets.append([{tuple(o) for batch in loader for o in batch["x_origin"].tolist()} for _ in range(6)])
+    for whole, around in zip(*sets):
+        touching = {o for o in whole if all(a < b + n and b < a + n for a, b, n in zip(o, (8, 14, 10), size))}
+        assert touching
+        assert around >= whole - touching
+        assert on_error == "substitute" or around == whole - touching
+
+
 def test_a_chunk_of_too_few_bytes_fails_its_patches_where_libhdf5_would_read_others(tmp_path):
     path = tmp_path / "x.h5"
     damage(path, key_of(path, made(path, filters=["scaleoffset"])), "<I", 60)  # of rows 25 to 29
