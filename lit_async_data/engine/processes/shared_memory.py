@@ -30,7 +30,7 @@ import numpy as np
 
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.engine.pipeline.pipeline import BatchResult
-from lit_async_data.engine.pipeline.sample_reader import ReadAround, ReaderSetup
+from lit_async_data.engine.pipeline.sample_reader import BadSample, ReadAround, ReaderSetup
 from lit_async_data.engine.resources import readable
 from lit_async_data.errors import AsyncDataError, ConfigError, MemoryBudgetError, ReadError
 from lit_async_data.order.permutation import Indices
@@ -48,7 +48,7 @@ def packed_results(batches: Sequence[BatchResult]) -> bytes:
     """The errors of a task's batches, and their samples if bad ones were read around; empty if all went as planned."""
     errors = [(number, batch.error) for number, batch in enumerate(batches) if batch.error is not None]
     around = [
-        (number, batch.around.samples, [bad._replace(error=_portable(bad.error)[0]) for bad in batch.around.bad])
+        (number, batch.around.samples, [(*bad[:2], _portable(bad.error)[0], bad.lasting) for bad in batch.around.bad])
         for number, batch in enumerate(batches)
         if batch.around is not None
     ]
@@ -58,7 +58,9 @@ def packed_results(batches: Sequence[BatchResult]) -> bytes:
 def unpacked_results(payload: bytes, process: int) -> dict[int, Unplanned]:
     errors, around = pickle.loads(payload)  # noqa: S301  # from the reader process
     found: dict[int, Unplanned] = {**unpacked_errors(errors, process)}
-    return found | {number: ReadAround(samples, tuple(bad)) for number, samples, bad in around}
+    return found | {
+        number: ReadAround(samples, tuple(BadSample(*each) for each in bad)) for number, samples, bad in around
+    }
 
 
 def packed_errors(errors: Sequence[tuple[int, BaseException]]) -> bytes:
