@@ -26,6 +26,7 @@ from lit_async_data.sources.table.labels import note_names, trim
 
 # Words that are rules; the prefixes tell a rule from a column of the same name.
 RULES = ("file", "group", "time")
+WHOLE_PARTS = "groups='file' or groups='group'"
 RULE, COLUMN = "rule:", "column:"
 UNUSED = -1  # in place of a side, for groups and samples on no side
 
@@ -336,7 +337,7 @@ def split(
             ``{"train": [0, 1, 2], "val": [3]}`` with ``groups="fold"``; groups on no list stay unused.
         groups: Which samples stay together on one side:
 
-            * None: each sample is drawn alone. Refused if windows overlap.
+            * None: each sample is drawn alone. Refused if windows overlap, and for several patches of one volume.
             * ``"file"``: the samples of a file. ``"file:REGEX"``: the samples of all files whose path gives the same
               match, or the same first group of the match: ``"file:(subject-[0-9]+)"``.
             * ``"group"``: the samples of each group in each file.
@@ -437,6 +438,8 @@ def parted(source: Source, drawn: Drawn) -> Split:
     describe(result, source, drawn)
     if result.overlap:
         advice = "windows stay apart by groups='time', or by rows= without those at borders"
+        if _belong_together(source, drawn.places):
+            advice = f"patches of one volume, like windows that all share values, stay together by {WHOLE_PARTS}"
         log.warning("%s: %s; %s", source.name, result.described, advice)
     return result
 
@@ -517,15 +520,23 @@ def sides_of_keys(edges: npt.NDArray[np.float64], keys: Words) -> Indices:
 
 def _sample_keys(source: Source, places: Places, seed: int) -> Words:
     overlap = source.chunks.overlap
-    if overlap > 0:
+    if _belong_together(source, places):
+        what = "patches of one volume, like windows that all share values, belong on one side"
+        raise ConfigError(f"{what}; {WHOLE_PARTS} keeps those of a file or group together", "groups")
+    if overlap > 0 and np.bincount(places.which).max() > 1:
         what = f"each sample is a window that shares values with the next {overlap}, so the sides would share values; "
         if len(places.parts) > 1:
-            what += "groups='file' or groups='group' keeps the windows of a file or group together, "
+            what += f"{WHOLE_PARTS} keeps the windows of a file or group together, "
         if places.episodes is not None:
             what += "groups='episode' those of an episode, "
         raise ConfigError(f"{what}groups='time' cuts with a gap", "groups")
     parts = derived_keys(seed, hashed([part.name for part in places.parts]))
     return derived_keys(parts[places.which], places.rows)
+
+
+def _belong_together(source: Source, places: Places) -> bool:
+    """Whether all samples of a part do, so that no gap keeps some apart."""
+    return 0 < np.bincount(places.which).max() - 1 <= source.chunks.overlap
 
 
 def _by_time(places: Places, edges: npt.NDArray[np.float64], names: list[str], overlap: int) -> Indices:

@@ -87,7 +87,8 @@ class StorageLayout:
         largest: Whether this field has the largest compressed chunks.
         order: The samples in storage order, which is the order that ``runs`` cut; int64, shape (samples,). None: sample
             numbers are in storage order.
-        overlap: Number of following samples that share values with a sample, as overlapping windows do; 0 if none.
+        overlap: Number of following samples that share values with a sample, as overlapping windows do, or its volume,
+            as patches do; 0 if none.
         random: Whether `Source.read_random` reads a random part of each sample, such as a random crop of an image.
         ahead: Whether `Source.fetch` and `Source.decode` do anything; if not, workers do not call them.
         remote: What comes over a network, and samples of a chunk in ``runs`` together; None if nothing does.

@@ -201,8 +201,8 @@ class StoredPart:
 
     @property
     def overlap(self) -> int:
-        """The largest number of later samples that share rows with a sample."""
-        if any(field.patches and field.patches.overlapping for field in self.fields.values()):
+        """The largest number of later samples that share rows, or the volume, with a sample."""
+        if any(field.patches for field in self.fields.values()):
             return self.anchors.count - 1
         spans = [field.window.span for field in self.fields.values()]
         # Padding repeats rows between a window and the anchor.

@@ -97,12 +97,6 @@ class StoredPatches(Located):
         """The stored elements of each patch along each axis; fewer than its size if the volume is smaller."""
         return tuple(map(min, self.shape, self.size))
 
-    @property
-    def overlapping(self) -> bool:
-        """Whether two patches may share elements."""
-        near = ((np.diff(each) < n).any() for each, n in zip(self._firsts, self.size, strict=True))
-        return self.drawn is not None or any(near)
-
     def origins(self, rows: Indices, keys: Words | None) -> Indices:
         """The first element of patches, shape (n, axes). Keys draw places; a grid needs none."""
         if self.drawn is None:

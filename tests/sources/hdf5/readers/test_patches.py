@@ -20,6 +20,8 @@ from lit_async_data import (
     MemoryBudgetError,
     MissingError,
     ResumeError,
+    SubsetSource,
+    folds,
     split,
     statistics,
 )
@@ -309,19 +311,30 @@ def test_groups_have_volumes_too(h5):
         np.testing.assert_array_equal(batch["x"][sample], cut(volume, batch["x_origin"][sample], (5, 8, 12))[0])
 
 
-def test_patches_of_one_volume_are_not_torn_apart_by_a_split(tmp_path):
+def test_patches_of_one_volume_are_not_torn_apart_by_a_split(tmp_path, caplog):
     path = write(tmp_path, SHAPES)
     grid, drawn, apart = (
         HDF5Source(path, {"x": Field("ct", patch=patch)}, patches_per_volume=count)
-        for patch, count in [((8, 8, 8), None), ((1, 1, 1), 4), ((1, 8, 1), None)]
+        for patch, count in [((8, 8, 8), None), ((1, 1, 1), 4), ((1, 1, 1), None)]
     )
-    for source in grid, drawn:
-        with pytest.raises(ConfigError, match="groups='file'"):
-            split(source, {"train": 0.7, "val": 0.3})
+    for source in grid, drawn, apart:
+        for cut, how in (split, {"train": 0.7, "val": 0.3}), (folds, 2):
+            with pytest.raises(ConfigError, match=r"patches of one volume.* groups='file'") as caught:
+                cut(source, how)
+            assert "time" not in str(caught.value)
         sides = split(source, {"train": 0.7, "val": 0.3}, groups="file")
         assert sides.overlap == 0
-    assert apart.chunks.overlap > 0  # 31 and 17 are no multiples of 8
-    assert HDF5Source(path, {"x": Field("ct", patch=(1, 1, 1))}).chunks.overlap == 0
+        assert not caplog.messages
+        half = np.arange(len(source)) % 2
+        assert split(source, {"train": 0.5, "val": 0.5}, groups=half).overlap == len(source)
+        assert (
+            "patches of one volume, like windows that all share values, stay together by groups='file'" in caplog.text
+        )
+        assert "time" not in caplog.text
+        caplog.clear()
+    one = HDF5Source(path, {"x": Field("ct", patch=(1, 1, 1))}, patches_per_volume=1)
+    alone = SubsetSource(drawn, [0, 4, 8])  # one patch of each volume
+    assert [sides.overlap for source in (one, alone) for sides in folds(source, 3)] == [0] * 6
 
 
 @pytest.mark.parametrize("stored", ["raw", "chunked", "gzip", "only libhdf5"])
