@@ -44,7 +44,8 @@ class FieldSpec:
         classes: Names of the values 0, 1, 2, …; empty if they have none.
         narrow: Stored element type, if it takes fewer bytes than ``dtype``. A source can fill arrays of either type;
             values for a device are copied in the narrow type and cast there.
-        lead: Number of axes before the channels in the delivered sample: 1 for a window whose rows come first.
+        lead: Number of axes before the channels in the delivered sample: 1 for a window whose rows come first, all
+            axes for a patch without channels.
         ragged: Whether samples have fewer elements on axis 0, and are padded there.
         texts: Texts of the values 0, 1, 2, … that are not classes, such as the ids of patients.
         concat: Whether a batch has the elements of its samples one after the other, without padding.

@@ -64,8 +64,8 @@ def statistics(
         fields: Keys of a dict batch, or indices into a tuple batch. None: all of real numbers.
         axis: Which axes of a sample, without N, to keep: ``0`` gives a number for each place on axis 0, ``(0, 1)`` for
             each pair, None one for the whole field. ``"channels"``: axis 0, or the axis that ``layout`` calls C, of
-            samples with three axes or more or a C; None for others. In windows, the same axis of a row. A mapping has
-            one of these for each field.
+            samples with three axes or more or a C; None for others, and for patches and points without a C. In windows,
+            the same axis of a row. A mapping has one of these for each field.
         cache_dir: A folder of yours, to which only you may write, keeps the result. The source is read again if its
             fingerprint, the time of a file or one of up to 32 samples has changed. Images of a table are not checked.
 

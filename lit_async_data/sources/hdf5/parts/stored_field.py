@@ -283,7 +283,7 @@ def _stacked(key: str, layout: str | None, found: list[dict[str, StoredField]]) 
     narrow = first.spec.narrow if len({each.spec.narrow for each in fields}) == 1 else None
     shape = (*shape[:axis], len(fields), *shape[axis:])
     spec = dataclasses.replace(first.spec, shape=shape, narrow=narrow, classes=(), meanings=())
-    spec = dataclasses.replace(spec, channel=0) if first.patches else spec
+    spec = dataclasses.replace(spec, channel=0, lead=0) if first.patches else spec
     # The (compressed) field with the largest chunks stands for all channels when samples are grouped by chunks.
     most = max(fields, key=lambda each: (each.values.filtered, each.values.chunk_rows))
     stacked = dataclasses.replace(most, spec=spec, conversion=None, packed=(), channels=tuple(fields))
@@ -366,7 +366,7 @@ def padded_fields(key: str, field: Field, found: StoredRanges | StoredSequences)
 
 def delivered_spec(field: Field, row: FieldSpec, where: str) -> FieldSpec:
     """The field in a batch, given a row before windows and the cast."""
-    shape, channel, dtype, lead = row.shape, row.channel, row.dtype, 0
+    shape, channel, dtype, lead = row.shape, row.channel, row.dtype, row.lead
     if field.rows is not None:
         # N, then C, then the rows of the window, then the rest as stored.
         shape = (field.rows, *shape) if channel is None else (shape[0], field.rows, *shape[1:])

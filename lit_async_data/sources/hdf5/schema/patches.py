@@ -123,7 +123,7 @@ class StoredPatches(Located):
         return blocks, min(self.size[0] // self.block + 2, blocks)
 
     def ranges(self, rows: Indices, keys: Words | None) -> Select:
-        """The points of samples: blocks in random order, the last of which is cut, all its points alike."""
+        """The points of samples: blocks in random order, the last of which is cut at random."""
         assert keys is not None
         blocks, most = self._blocks
         number = np.arange(most)
@@ -204,7 +204,8 @@ def inspect_patches(group: OpenGroup, field: Field, layout: str | None, where: s
         raise ConfigError("is for a grid, but patches_per_volume draws places; give one of both", f"{where}.stride")
     moved = size if channel is None else (stored.shape[channel], *size)
     masked = 0 if field.pad is None else len(size) if field.patch else 1
-    spec = FieldSpec(moved, stored.dtype.newbyteorder("="), channel, masked=masked)
+    lead = len(size) if channel is None else 0
+    spec = FieldSpec(moved, stored.dtype.newbyteorder("="), channel, lead=lead, masked=masked)
     of: Any = {"values": stored, "shape": shape, "size": size, "stride": field.stride or size, "spec": spec}
     of |= {"drawn": drawn, "pad": field.pad, "channel": channel, "scattered": not field.patch}
     return StoredPatches(stored.path, stored.name, **of)

@@ -188,6 +188,25 @@ def test_datasets_are_channels_of_patches(tmp_path, stored, dtype):
         np.testing.assert_allclose(found.mean[channel], values.mean())
 
 
+@pytest.mark.parametrize("pad", [None, "zero"])
+@pytest.mark.parametrize("names", ["a", ["a", "b"]], ids=["one dataset", "two datasets"])
+@pytest.mark.parametrize(
+    ("field", "layout"),
+    [({"patch": (4, 5, 3)}, None), ({"points": 4}, None), ({"patch": (4, 5, 3)}, {"x": "DCHW"})],
+    ids=["patch", "points", "C"],
+)
+def test_only_channels_have_statistics_of_their_own(h5, pad, names, field, layout):
+    values = np.random.default_rng(0).normal(size=(4, 5, 3))
+    if layout:
+        names, values = "a", np.stack([values] * 5, 1)
+    path = h5(**dict.fromkeys(names, values))
+    source = HDF5Source(path, {"x": Field(names, pad=pad, dtype="float64", **field)}, layout=layout)
+    found = statistics(source)["x"]
+    assert np.size(found.mean) == (5 if layout else len(names))
+    np.testing.assert_allclose(found.mean, values.mean())
+    np.testing.assert_allclose(found.std, values.std())
+
+
 def test_a_pass_over_other_places_is_not_resumed(tmp_path):
     path = write(tmp_path, SHAPES[:1])
     one = HDF5Source(path, {"x": Field("ct", patch=(10, 31, 17))})
