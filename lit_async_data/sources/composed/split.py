@@ -536,7 +536,7 @@ def _sample_keys(source: Source, places: Places, seed: int) -> Words:
 
 def _belong_together(source: Source, places: Places) -> bool:
     """Whether all samples of a part do, so that no gap keeps some apart."""
-    return 0 < np.bincount(places.which).max() - 1 <= source.chunks.overlap
+    return 0 < int(np.bincount(places.which).max()) - 1 <= source.chunks.overlap
 
 
 def _by_time(places: Places, edges: npt.NDArray[np.float64], names: list[str], overlap: int) -> Indices:
