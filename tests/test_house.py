@@ -55,7 +55,7 @@ BUDGET = {
     "sources/composed": 1320,
     "sources/contract": 1160,
     "sources/files": 1560,
-    "sources/hdf5": 970,
+    "sources/hdf5": 980,
     "sources/hdf5/index": 490,
     "sources/hdf5/parts": 2060,
     "sources/hdf5/readers": 1740,

@@ -60,7 +60,8 @@ def merge_patches(predictions: Any, source: Source, path: str | os.PathLike[str]
     if os.path.lexists(path):
         raise ConfigError(f"{path} exists; move or delete it, or give another path", "path")
     places, there = source.places(), np.ones(count, bool)
-    marks = predictions.parent.get("missing") if isinstance(predictions, h5py.Dataset) else None
+    group: Any = predictions.parent if isinstance(predictions, h5py.Dataset) else {}
+    marks = group.get("missing")
     if isinstance(marks, h5py.Dataset) and marks.shape == there.shape and marks.dtype == bool:
         there = ~marks[...]
     partial = f"{os.fspath(path)}.{os.getpid()}.partial"
