@@ -87,6 +87,7 @@ def test_fixed_patches_of_many_volumes_of_one_shape_have_the_shares(tmp_path):
         assert abs(read(source, np.arange(len(source)), ["y"])["y"][:, 4, 4, 5].mean() - 0.33) < 0.12
 
 
+@pytest.mark.processes
 def test_places_agree_between_ranks_and_workers_and_after_a_resume(tmp_path):
     path, options = write(tmp_path), {"batch_size": 100, "shuffle": True, "return_indices": True}
 
