@@ -54,7 +54,7 @@ def write_files(page=None):
             file[f"patients/{patient}"].attrs.update({"label": patient, "sex": "fm"[patient % 2]})
     if importlib.util.find_spec("PIL"):
         write_images()
-    if page is not None and page.stem in {"hdf5", "robots"}:
+    if page is not None and page.stem in {"hdf5", "labels", "windows", "robots"}:
         write_patients()
 
 
