@@ -19,6 +19,7 @@ from lit_async_data.batch.spec import Array
 from lit_async_data.errors import ClosedError, ConfigError
 from lit_async_data.options import explains_names, whole
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.contract.checks import refuse_flags
 from lit_async_data.sources.files.files import Files
 from lit_async_data.sources.hdf5.index.index import IndexCache, in_one_file
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache, ChunkedReader
@@ -245,6 +246,7 @@ def _chosen(rows: Rows, stored: StoredDataset) -> range | Indices:
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         what = f"{given.dtype} {given.shape} are not rows of {stored}"
         raise ConfigError(f"{what}; give numbers, a mask of {count}, or a slice", "rows")
+    refuse_flags(given, count, "it", "rows")
     wrong = (given < -count) | (given >= count)
     if wrong.any():
         raise IndexError(f"row {given[wrong.argmax()]} of {count} in {stored}")

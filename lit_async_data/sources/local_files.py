@@ -21,6 +21,7 @@ import json
 import logging
 import os
 import re
+import reprlib
 import time
 import urllib.parse
 import zlib
@@ -34,6 +35,7 @@ import numpy.typing as npt
 from lit_async_data import system
 from lit_async_data.errors import ChangedError, ConfigError, MissingError, SourceError, few
 from lit_async_data.order.permutation import Indices
+from lit_async_data.sources.contract.checks import refuse_flags
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.table.formats import named, printable_path
 
@@ -235,7 +237,8 @@ def retry_once(read: Callable[[], _T]) -> _T:
 
 
 COLUMNS = ("source", "file", "dataset", "row", "id", "path", "cause")
-Exclude = Sequence[int] | str | os.PathLike[str] | Indices  # jsonargparse makes text of a list, if it may be a path
+# jsonargparse makes text of a list, if it may be a path.
+Exclude = Sequence[int] | str | os.PathLike[str] | Indices | npt.NDArray[np.bool_]
 
 
 def bad_sample(source: Source, sample: int, error: BaseException) -> dict[str, str | int | None]:
@@ -276,8 +279,13 @@ def kept_samples(
             raise _error(f"{name} has no {few(absent)}; if it has changed, check it again for a new list")
     else:
         numbers = np.asarray(exclude)
-        if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
-            raise _error(f"{exclude!r} is neither the path of a list nor a list of sample numbers")
+        if numbers.dtype == np.bool_ and numbers.shape == kept.shape:
+            numbers = np.flatnonzero(numbers)
+        elif numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+            what = f"{reprlib.repr(exclude)} is neither the path of a list nor a list of sample numbers"
+            raise _error(f"{what}, nor a mask of {len(kept)}")
+        else:
+            refuse_flags(numbers, len(kept), "it", "exclude")
         if wrong := numbers[(numbers < 0) | (numbers >= len(kept))].tolist():
             raise _error(f"without it, {name} has samples 0 to {len(kept) - 1}, not {few(wrong)}")
         kept[numbers.astype(np.int64)] = False

@@ -21,7 +21,7 @@ from lit_async_data.order.chunk_order import ChunkRun, runs_of
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.order.plan import ChunkGroup
 from lit_async_data.sources.contract import source as contract
-from lit_async_data.sources.contract.checks import check_same, check_source
+from lit_async_data.sources.contract.checks import check_same, check_source, refuse_flags
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.user_code import READING, digest
 
@@ -444,6 +444,8 @@ def _selected(given: Any, length: int) -> Indices:
         raise ConfigError(f"a mask of {samples.size} values for {length} samples; give one value per sample", "samples")
     if samples.dtype.kind == "b":
         samples = np.flatnonzero(samples)
+    elif samples.dtype.kind in "iu":
+        refuse_flags(samples, length, "it", "samples")
     if not samples.size:
         raise ConfigError("empty; select at least one sample", "samples")
     if samples.dtype.kind not in "iu":

@@ -23,6 +23,13 @@ T = TypeVar("T")
 FIRST_SAMPLES = 16  # tried for a common property, such as the size
 
 
+def refuse_flags(numbers: npt.NDArray[Any], count: int, where: str, option: str) -> None:
+    """An error for whole numbers that are flags, 0 or 1 for each of ``count`` rows: few rows may come so often."""
+    if numbers.size == count > 4 and not (numbers > 1).any() and not (numbers < 0).any():
+        what = f"{where} holds 0 or 1 for each of {count}, as a mask does; give a mask of bools: numpy.asarray(…, bool)"
+        raise ConfigError(what, option)
+
+
 def first_good(count: int, attempt: Callable[[int], T], advice: str = "") -> T:
     """The result of ``attempt`` for the first good sample, of 16 at most; else one error about all of them."""
     errors = list[SourceError]()

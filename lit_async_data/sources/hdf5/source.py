@@ -135,7 +135,7 @@ class HDF5Source(Source):
             is logged.
         filters: Conditions that rows of the table must meet, as for `ManifestSource`; samples of others are left out.
         exclude: Samples to leave out: a list of bad ones, as ``inspect --check-all`` and ``on_error`` write it, or a
-            pattern of several; or sample numbers, as they are without ``exclude``. Files that
+            pattern of several; or sample numbers or a mask, as they are without ``exclude``. Files that
             have moved are found by name. A list may name other files too, but not only others.
         cache_dir: A folder of yours to which only you may write. It keeps lists of groups, and the indexes of datasets
             with `FEWEST_CHUNKS` chunks or more, and their references if lengths vary, so that opening them again takes

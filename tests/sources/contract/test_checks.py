@@ -1,5 +1,6 @@
 """What users give in place of a source, and sources that do not fit together."""
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,7 @@ from lit_async_data import (
     HDF5Source,
     ManifestSource,
     SubsetSource,
+    reading,
     split,
 )
 from lit_async_data.batch.spec import BatchSpec, FieldSpec
@@ -79,3 +81,32 @@ def test_what_is_no_source_is_refused_with_what_to_do(use):
         with pytest.raises(ConfigError, match=said) as caught:
             use(given)
         assert type(caught.value) is ConfigError
+
+
+@pytest.mark.parametrize("flags", [np.arange(6) % 2, (np.arange(6) % 2).astype("u1")], ids=["int64", "uint8"])
+@pytest.mark.parametrize(
+    "select",
+    [
+        lambda flags: HDF5Source("a.h5", {"x": "x"}, rows=flags),
+        lambda flags: HDF5Source("a.h5", {"x": "x"}, rows={"a": flags}),
+        lambda flags: HDF5Source("a.h5", {"x": "x"}, rows="ok"),
+        lambda flags: HDF5Source("a.h5", {"x": "x"}, exclude=flags),
+        lambda flags: SubsetSource(HDF5Source("a.h5", {"x": "x"}), flags),
+        lambda flags: reading.read("a.h5:/x", flags),
+    ],
+)
+def test_flags_are_not_taken_for_numbers(select, flags, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with h5py.File("a.h5", "w") as file:
+        file["x"], file["ok"] = np.arange(6.0), flags
+    with pytest.raises(ConfigError, match="holds 0 or 1 for each of 6, as a mask does; give a mask of bools"):
+        select(flags)
+
+
+def test_masks_and_numbers_of_few_rows_select_what_they_say(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.arange(6.0)
+    source = HDF5Source(str(tmp_path / "a.h5"), {"x": "x"}, exclude=np.arange(6) % 2 == 0)
+    assert source.column("x").tolist() == [1, 3, 5]
+    assert SubsetSource(source, [0, 1, 0, 1]).column("x").tolist() == [1, 3, 1, 3]
+    assert SubsetSource(source, [0, 1, 2]).column("x").tolist() == [1, 3, 5]

@@ -130,6 +130,7 @@ def test_a_folder_in_which_files_came_or_went_needs_a_new_list():
         ([1, 20, -1], "has samples 0 to 19, not 20, -1"),
         (["001"], "neither the path of a list nor a list of sample numbers"),
         (3, "3 is neither"),
+        (np.zeros(21, bool), r"array\(.*\.\.\..* is neither .*, nor a mask of 20"),
     ],
 )
 def test_a_list_that_does_not_fit_is_refused(build, exclude, message):

@@ -17,6 +17,7 @@ from lit_async_data.errors import ConfigError, CorruptError, FormatError, Missin
 from lit_async_data.order.chunk_order import ChunkRun, runs_of
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
+from lit_async_data.sources.contract.checks import refuse_flags
 from lit_async_data.sources.files.files import LOCAL, Files
 from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.hdf5.index.index import IndexCache
@@ -629,6 +630,8 @@ def row_numbers(
         numbers = np.flatnonzero(numbers)
         if not numbers.size and not none:
             raise ConfigError(f"{where} is a mask that chooses no row", "rows")
+    elif not clock:
+        refuse_flags(numbers, rows, where, "rows")
     return numbers.astype(np.int64)
 
 
