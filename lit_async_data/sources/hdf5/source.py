@@ -239,6 +239,7 @@ class HDF5Source(Source):
             parts = with_longest(parts if joined is None else joined.join(parts, list(chosen)))
             spec = BatchSpec(common_fields(parts), as_mapping=as_mapping)
             log_warnings(parts)
+            part_samples.warn_of_channels_last(spec, request)
             parts = parts if request.rows or rows is None else part_samples.select_rows(parts, rows, found)
             left_out = part_samples.rows_left_out(parts) if rows is None else part_samples.parts_left_out(parts)
             parts = part_samples.drop_empty(parts)

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError, FormatError, MissingError, SourceError, few
 from lit_async_data.options import one_of, whole
 from lit_async_data.order.permutation import Indices
@@ -21,7 +22,7 @@ from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.files.files import Files
 from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.hdf5.index.index import IndexCache
-from lit_async_data.sources.hdf5.parts.part import StoredPart, row_numbers
+from lit_async_data.sources.hdf5.parts.part import PartRequest, StoredPart, row_numbers
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
 from lit_async_data.sources.hdf5.schema.categories import named, unknown_text
 from lit_async_data.sources.hdf5.schema.field import Field, FieldLike, check_options
@@ -194,6 +195,18 @@ class JoinedTable:
             if group.node(group.name(name)) is not None:
                 what = f"{part}: {name!r} is a dataset, and a column of {self._table.origin.name}; rename the column"
                 raise ConfigError(what, file=part.path, dataset=name)
+
+
+def warn_of_channels_last(spec: BatchSpec, request: PartRequest) -> None:
+    right = "NHWC" if request.sample == "row" else "HWC"
+    for key, field in spec.items():
+        images = field.dtype == np.uint8 and len(field.shape) == 3 and field.shape[2] in (3, 4)
+        if images and min(field.shape[:2]) > 4 and "C" in request.layouts.get(key, "C"):
+            _log.warning(
+                "%s: samples of shape %s look like images with the channels last; layout={%r: %r} puts channels first, "
+                "and letters without a C leave the axes as they are",
+                *(key, field.shape, key, right),
+            )
 
 
 def _column_and_what(on: Any) -> tuple[str, str | Field]:

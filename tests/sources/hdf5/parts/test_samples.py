@@ -600,3 +600,23 @@ def test_empty_ids_are_an_error_or_left_out(files, caplog):
     for unmatched in ("error", "skip"):
         with pytest.raises(FormatError, match="none, row 0: no id, as in 5 rows in all; write it"):
             HDF5Source(**options, on={"who": "none"}, unmatched=unmatched)
+
+
+@pytest.mark.parametrize(
+    ("stored", "layout", "warned"),
+    [
+        (np.zeros((4, 9, 8, 3), "u1"), None, True),
+        (np.zeros((4, 9, 8, 3), "u1"), "NHCW", True),
+        (np.zeros((4, 9, 8, 3), "u1"), "NHWC", False),
+        (np.zeros((4, 9, 8, 3), "u1"), "NHWX", False),
+        (np.zeros((4, 3, 9, 8), "u1"), None, False),
+        (np.zeros((4, 9, 8, 3), "f4"), None, False),  # such as joints of a skeleton in time
+        (np.zeros((4, 3, 8, 4), "u1"), None, False),
+    ],
+)
+def test_images_with_the_channels_last_are_named(stored, layout, warned, tmp_path, caplog):
+    path = str(tmp_path / "a.h5")
+    with h5py.File(path, "w") as file:
+        file["x"] = stored
+    HDF5Source(path, {"x": "x"}, layout=layout)
+    assert ("layout={'x': 'NHWC'} puts channels first" in caplog.text) == warned
