@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from lit_async_data.options import Balanced as Balanced
     from lit_async_data.options import LoaderOptions as LoaderOptions
     from lit_async_data.sources.composed.composed import ConcatSource as ConcatSource
+    from lit_async_data.sources.composed.composed import MixtureSource as MixtureSource
     from lit_async_data.sources.composed.composed import SubsetSource as SubsetSource
-    from lit_async_data.sources.composed.mixture import MixtureSource as MixtureSource
     from lit_async_data.sources.composed.split import folds as folds
     from lit_async_data.sources.composed.split import split as split
     from lit_async_data.sources.contract.source import Source as Source
@@ -67,8 +67,7 @@ _NAMES = {
     "lightning.predictions": "PredictionWriter",
     "lightning.prefetcher": "DevicePrefetcher",
     "options": "Balanced LoaderOptions",
-    "sources.composed.composed": "ConcatSource SubsetSource",
-    "sources.composed.mixture": "MixtureSource",
+    "sources.composed.composed": "ConcatSource MixtureSource SubsetSource",
     "sources.composed.split": "folds split",
     "sources.contract.source": "Source StorageLayout",
     "sources.hdf5.merge": "merge_patches",

@@ -16,7 +16,7 @@ from lit_async_data.engine.resources import decoded_again, readable
 from lit_async_data.engine.stats import LEAST_S, LEAST_STEPS, Loader, LoaderStats, Verdict, Wait, Watch
 from lit_async_data.lightning.loops import Replacement, driven_loaders, pl, rank_zero_only
 from lit_async_data.options import Balanced
-from lit_async_data.sources.composed.mixture import MixtureSource
+from lit_async_data.sources.composed.composed import MixtureSource
 from lit_async_data.sources.contract.source import Remote, described
 
 log = logging.getLogger(__name__)

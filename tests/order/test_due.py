@@ -13,8 +13,7 @@ from support.plans import plan_of
 
 from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.chunk_order import ChunkExtents, ChunkRun
-from lit_async_data.order.decks import Decks
-from lit_async_data.order.mixture import Mixture
+from lit_async_data.order.decks import Decks, Mixture
 from lit_async_data.order.plan import ALL, BatchIndex, Limits, Schedule, Share, Shares, due
 from lit_async_data.order.weights import Weights
 

@@ -10,8 +10,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from lit_async_data.order.chunk_order import ChunkExtents, ChunkRun
-from lit_async_data.order.decks import Decks
-from lit_async_data.order.mixture import PERIOD, Mixture
+from lit_async_data.order.decks import PERIOD, Decks, Mixture
 from lit_async_data.order.plan import ALL, BatchIndex, EpochPlan, Schedule, Share, Shares, due
 
 shares_of = st.lists(st.floats(0.01, 1), min_size=1, max_size=5).map(lambda given: np.array(given) / sum(given))

@@ -33,7 +33,7 @@ from lit_async_data.options import MAX_SEED, OF_LOADER, LoaderOptions, explains_
 from lit_async_data.order.epoch_cursor import CursorState, EpochCursor, Place
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.order.plan import BatchIndex, EpochPlan, Schedule
-from lit_async_data.sources.composed.mixture import MixtureSource
+from lit_async_data.sources.composed.composed import MixtureSource
 from lit_async_data.sources.contract.checks import check_source
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.system import leave_at_exit

@@ -16,14 +16,12 @@ from lit_async_data.engine.pipeline.sample_reader import BATCH_KEYS
 from lit_async_data.errors import ConfigError
 from lit_async_data.options import Balanced, LoaderOptions
 from lit_async_data.order.buckets import Buckets
-from lit_async_data.order.decks import Decks, Order
+from lit_async_data.order.decks import Decks, Mixture, Order
 from lit_async_data.order.epoch_cursor import EpochCursor
-from lit_async_data.order.mixture import Mixture
 from lit_async_data.order.permutation import Indices, derived_key
 from lit_async_data.order.plan import BatchIndex, EpochPlan, LengthPlan, Schedule
 from lit_async_data.order.weights import Weights, class_weights
-from lit_async_data.sources.composed.composed import SubsetSource, check_whole
-from lit_async_data.sources.composed.mixture import MixtureSource
+from lit_async_data.sources.composed.composed import MixtureSource, SubsetSource, check_whole
 from lit_async_data.sources.contract.checks import values_of
 from lit_async_data.sources.contract.source import Source, read
 from lit_async_data.sources.contract.user_code import Watch, put_back
@@ -48,8 +46,7 @@ class Recipe:
 
     @functools.cached_property
     def outcome(self) -> Outcome:
-        fields = self.source.spec.fields.values()
-        by_length = self.options.batch_by is not None or any(field.concat for field in fields)
+        by_length = self.options.batch_by is not None or any(field.concat for field in self.source.spec.fields.values())
         return self.hooks.outcome(self.source, self.options, by_length=by_length)
 
     @functools.cached_property

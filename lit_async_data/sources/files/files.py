@@ -21,8 +21,7 @@ from lit_async_data import system
 from lit_async_data.errors import ConfigError, FormatError, StoreError
 from lit_async_data.sources import local_files
 from lit_async_data.sources.files.identity import FileIdentity
-from lit_async_data.sources.files.mirror import BLOCK, Mirror, Ring
-from lit_async_data.sources.files.mirrored import MirroredFile
+from lit_async_data.sources.files.mirror import BLOCK, Mirror, MirroredFile, Ring
 from lit_async_data.sources.files.stores import SECRETS, Store, Version, parts_of, public, store_of
 from lit_async_data.sources.files.transport import Started, Transport
 from lit_async_data.sources.local_files import CacheFolder, is_address, is_pattern, local_path, short_digest

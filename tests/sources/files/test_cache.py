@@ -154,10 +154,10 @@ PROGRAM = """
 import os, signal, sys
 import h5py, numpy as np
 from lit_async_data import HDF5Source
-from lit_async_data.sources.files import files, mirror, mirrored
+from lit_async_data.sources.files import files, mirror
 
 path, cache, seed, deadly = sys.argv[1:]
-files.HEAD_BYTES, files.WHOLE_BYTES, mirrored.MOST_BLOCKS = mirror.BLOCK, 0, 2
+files.HEAD_BYTES, files.WHOLE_BYTES, mirror.MOST_BLOCKS = mirror.BLOCK, 0, 2
 written, real = 0, os.pwrite
 
 def pwrite(descriptor, data, place):

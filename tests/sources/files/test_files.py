@@ -18,7 +18,7 @@ from support.threads.waits import LONG
 from lit_async_data import AsyncLoader, ConfigError, HDF5Source
 from lit_async_data.errors import ResumeError, StalledError
 from lit_async_data.sources.files import files as files_module
-from lit_async_data.sources.files import mirrored as mirrored_module
+from lit_async_data.sources.files import mirror as mirror_module
 from lit_async_data.sources.files.mirror import BLOCK
 from lit_async_data.sources.files.transport import Transport
 
@@ -40,7 +40,7 @@ def remote(server, s3, bucket, tmp_path, monkeypatch):
     """A source of that file, by a way; none of its bytes come before they are needed."""
     monkeypatch.setattr(files_module, "HEAD_BYTES", BLOCK)
     monkeypatch.setattr(files_module, "WHOLE_BYTES", 0)
-    monkeypatch.setattr(mirrored_module, "GAP_BLOCKS", 0)
+    monkeypatch.setattr(mirror_module, "GAP_BLOCKS", 0)
     server.root = bucket.parent
     made = contextlib.ExitStack()
 

@@ -8,8 +8,7 @@ from support.files.mirrors import DATA, WHICH, at, get, opened
 
 from lit_async_data.errors import ClosedError, SourceError, StalledError, WorkerError
 from lit_async_data.sources.files import transport as transport_module
-from lit_async_data.sources.files.mirror import BLOCK
-from lit_async_data.sources.files.mirrored import MirroredFile
+from lit_async_data.sources.files.mirror import BLOCK, MirroredFile
 from lit_async_data.sources.files.transport import Transport
 
 

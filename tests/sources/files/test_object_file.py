@@ -10,9 +10,7 @@ import pytest
 
 from lit_async_data.errors import StoreError
 from lit_async_data.sources.files.identity import FileIdentity
-from lit_async_data.sources.files.mirror import Mirror, Ring
-from lit_async_data.sources.files.mirrored import MirroredFile
-from lit_async_data.sources.files.object_file import ObjectFile
+from lit_async_data.sources.files.mirror import Mirror, MirroredFile, ObjectFile, Ring
 from lit_async_data.sources.files.transport import Transport
 
 

@@ -24,7 +24,7 @@ from lit_async_data.sources.contract.checks import first_good
 from lit_async_data.sources.contract.source import MemoryNeeds, Reading, slowest
 from lit_async_data.sources.files.files import Files
 from lit_async_data.sources.files.identity import FileIdentity
-from lit_async_data.sources.files.mirrored import ASKED_FOR
+from lit_async_data.sources.files.mirror import ASKED_FOR
 from lit_async_data.sources.hdf5.parts.part import MAX_DECODED_TWICE, ChunkGrouping, StoredPart
 from lit_async_data.sources.hdf5.parts.samples import with_samples
 from lit_async_data.sources.hdf5.parts.stored_field import Kind, StoredField

@@ -12,8 +12,7 @@ from lit_async_data.errors import AsyncDataError, ConfigError, FormatError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.files.files import LOCAL, Files
 from lit_async_data.sources.files.identity import FileIdentity
-from lit_async_data.sources.files.mirrored import MirroredFile
-from lit_async_data.sources.files.object_file import ObjectFile
+from lit_async_data.sources.files.mirror import MirroredFile, ObjectFile
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, h5py, open_local, why_not_hdf5
 from lit_async_data.sources.local_files import HEAD_BYTES, retry_once
 

@@ -29,7 +29,7 @@ from lit_async_data.errors import ChangedError, CorruptError, FormatError, Missi
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.files.files import LOCAL, Files
 from lit_async_data.sources.files.identity import FileIdentity
-from lit_async_data.sources.files.mirrored import MirroredFile
+from lit_async_data.sources.files.mirror import MirroredFile
 from lit_async_data.sources.hdf5.storage.codecs import check_filters
 from lit_async_data.sources.hdf5.storage.failures import (
     LIBRARY_ERRORS,
