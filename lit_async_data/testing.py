@@ -218,8 +218,7 @@ def _check_random(source: Source, chosen: Indices, _: Mapping[str, Array]) -> No
     first, second = source.spec.empty(len(chosen)), source.spec.empty(len(chosen))
     source.read_random(chosen, first, keys)
     source.read_random(chosen[::-1].copy(), second, keys[::-1].copy())
-    again = {key: array[::-1] for key, array in second.items()}
-    _compare(again, first, chosen, "at random with the same keys")
+    _compare({key: array[::-1] for key, array in second.items()}, first, chosen, "at random with the same keys")
 
 
 def _check_reading_ahead(source: Source, chosen: Indices, expected: Mapping[str, Array]) -> None:

@@ -485,8 +485,7 @@ class _Probe:
             shape, dtype = found[key]
             concat = key in known and known[key].concat
             if concat and ((self._cuts and key not in follow) or shape[0] != known[key].shape[0]):
-                what = f"changed the length of {key} of {{}}; {FIXED}"
-                raise failure(where, self._calls.source, samples, what)
+                raise failure(where, self._calls.source, samples, f"changed the length of {key} of {{}}; {FIXED}")
             field = FieldSpec(shape, dtype.newbyteorder("="), ragged=concat or key in follow, concat=concat)
             if key in known and (known[key].shape, known[key].dtype) == (field.shape, field.dtype):
                 names = {name: getattr(known[key], name) for name in ("classes", "texts", "meanings")}

@@ -216,8 +216,7 @@ class Verdict(NamedTuple):
     def sentence(self, who: str, total: str, prefix: str = "loader.") -> str:
         """A sentence; ``who`` waited, a share of ``total``, and ``prefix`` stands before options of the loader."""
         stages = [getattr(self.work, stage).seconds for stage in STAGES]
-        named = zip(STAGES, stages, strict=True)
-        parts = [f"{name} {100 * each / sum(stages):.0f} %" for name, each in named if each]
+        parts = [f"{name} {100 * each / sum(stages):.0f} %" for name, each in zip(STAGES, stages, strict=True) if each]
         if self.work.fetched:
             parts.append(f"{self.work.requests:,} requests fetched {self.work.fetched / 1e9:,.3g} GB")
         shares = f" ({', '.join(parts)})" if self.cause in STAGES and parts else ""

@@ -107,8 +107,7 @@ class Channel:
                 ours.pop_all()
         except OSError as error:
             advice = advice_on(error) or f"{error}; raise the system's limit on processes"
-            what = f"a reader process could not be started: {advice}, or set worker_kind=thread"
-            raise WorkerError(what) from error
+            raise WorkerError(f"a reader process could not be started: {advice}, or set worker_kind=thread") from error
 
     @property
     def pid(self) -> int:

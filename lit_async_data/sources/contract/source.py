@@ -463,8 +463,7 @@ class Source(abc.ABC):
         Raises:
             MissingError: The source has no such column.
         """
-        fields = self.spec.fields
-        flat = [key for key, field in fields.items() if math.prod(field.shape) == 1]
+        flat = [key for key, field in self.spec.fields.items() if math.prod(field.shape) == 1]
         if name not in flat:
             listed = f"fields with one value per sample: {', '.join(flat) or 'none'}"
             raise MissingError(f"{self.name}: no field {name!r} with one value per sample; {listed}", dataset=name)

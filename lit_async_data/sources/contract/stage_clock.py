@@ -45,8 +45,7 @@ class Work(NamedTuple):
     @property
     def read(self) -> Work:
         """Seconds and bytes of reading stored bytes into memory, and of copying values to their places."""
-        seconds = max(self.seconds - self.decode_s - self.transform_s, 0.0)
-        return Work(seconds, bytes=self.stored or self.bytes)
+        return Work(max(self.seconds - self.decode_s - self.transform_s, 0.0), bytes=self.stored or self.bytes)
 
     @property
     def decode(self) -> Work:

@@ -141,8 +141,7 @@ class Watch:
         before = now if self._seen is None else self._seen
         if keep:
             self._seen = now
-        every = {**before, **now}
-        changed = [path for path in every if before.get(path, _GONE) != now.get(path, _GONE)]
+        changed = [path for path in {**before, **now} if before.get(path, _GONE) != now.get(path, _GONE)]
         return [path for path in changed if path not in self._of_reading and not _is_gained(path, before, now)]
 
     def has_been_read(self, value: Any) -> None:

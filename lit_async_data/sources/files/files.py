@@ -170,9 +170,6 @@ class MirrorFolder(CacheFolder):
         state, _, data = (self.load(path, *_kept_as(path)) or b"").partition(b"\n")
         return state.decode(), data
 
-    def has_whole(self, path: str) -> bool:
-        return os.path.exists(os.path.join(self.path, _kept_as(path)[0]))
-
 
 _ENDS, _WHOLE = (".data", ".crc"), ".whole"  # the two files of a mirror; a file that came whole
 
@@ -364,7 +361,8 @@ class Files:
 
     def keeps(self, path: str) -> bool:
         """Whether the cache folder has a whole file, which this source has compared with its store."""
-        return path in self._whole_states and self.folder is not None and self.folder.has_whole(path)
+        folder = self.folder if path in self._whole_states else None
+        return folder is not None and os.path.exists(os.path.join(folder.path, _kept_as(path)[0]))
 
     def _whole(self, path: str) -> bytes:
         store, folder = self._store(path), self.folder

@@ -249,7 +249,6 @@ def _random_box(shape: ImageShape, height: int, width: int, draw: Sequence[int])
 UPRIGHT = 1
 ORIENTATION = 0x0112  # the tag
 _SHORT, _LONG = 3, 4
-# An attribute or element in XMP.
 _IN_XMP = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
 PALETTES = ("P", "PA")
@@ -608,9 +607,6 @@ def _tiff_head(data: bytes, where: str) -> Head:
     height, width = upright_size(head.size, turned)
     bits, white_is_zero = int(max(tags.get(_BITS_PER_SAMPLE, (1,)))), tags.get(_PHOTOMETRIC) == 0
     return head._replace(size=(width, height), turned=UPRIGHT, bits=bits, white_is_zero=white_is_zero)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def _by_pillow(name: str, suffixes: tuple[str, ...], magic: bytes, plugin: str) -> Format:

@@ -385,7 +385,8 @@ class Paths:
         if is_list(array.type):
             self.lengths = formats.list_lengths(array)
             self._lists = formats.lists_of(texts.fill_null(""), self.lengths, None)  # "" is an error of its sample
-            texts = formats.first_texts(self._lists)
+            firsts = arrow().array(np.cumsum(self.lengths) - self.lengths, mask=self.lengths == 0)
+            texts = self._lists.values.take(firsts).fill_null("")
         self._table = Table({self.column: texts}, rows.table.origin)  # the first path of each row, "" without any
 
     def of(self, samples: Indices) -> list[list[str]]:
@@ -449,5 +450,9 @@ class Paths:
         return numbered(naming(self.root.within(path or "")) for paths in blocks for path in paths)
 
     def folders(self) -> Indices:
-        codes, texts = formats.split_folders(self._table.array(self.column))
-        return numbered(map(os.path.normpath, texts))[0][codes]  # several texts can name the same folder
+        array = self._table.array(self.column)
+        texts = array.dictionary_decode() if formats.is_categorical(array.type) else array
+        encoded = arrow("compute").replace_substring_regex(texts, r"/*[^/]*$", "").dictionary_encode()
+        numbers, _ = numbered(map(os.path.normpath, encoded.dictionary.to_pylist()))  # several texts can name a folder
+        codes: Indices = numbers[formats.values_of(encoded.indices)]
+        return codes

@@ -98,10 +98,6 @@ class HDF5Fields:
         return source, starts(lengths)[place] + rows
 
     @property
-    def specs(self) -> Mapping[str, FieldSpec]:
-        return self.source.spec.fields
-
-    @property
     def chunks(self) -> StorageLayout:
         """Chunks in storage order, whatever the order of the table."""
         whole = self.source.source.chunks
@@ -269,8 +265,7 @@ class Fields:
         if exclude is not None:
             rows = Rows(table, id)
             paths = [Paths(rows, column, root) for column in files.values()]
-            kept = rows.kept(exclude, [each for each in paths if each.embedded is None])
-            self.excluded = np.flatnonzero(~kept)
+            self.excluded = np.flatnonzero(~rows.kept(exclude, [each for each in paths if each.embedded is None]))
             table = _without(table, reader, [self.excluded])
             table, self.labels = _labels(inline, table, reader)
         self.rows = Rows(table, id)
@@ -294,7 +289,7 @@ class Fields:
     def specs(self) -> dict[str, FieldSpec]:
         specs = {key: each.spec for key, each in (self.labels | self.files).items()}
         for fields in self.hdf5:
-            specs.update(fields.specs)
+            specs.update(fields.source.spec)
         found = dict[str, FieldSpec]()
         for key in self._columns:
             found[key] = specs[key]
@@ -318,7 +313,7 @@ class Fields:
     def paths(self) -> Paths | None:
         """The paths of the first field with files; None if no field has files."""
         by_key = {key: field.paths for key, field in self.files.items() if field.embedded is None}
-        by_key |= {key: fields.paths for fields in self.hdf5 for key in fields.specs}
+        by_key |= {key: fields.paths for fields in self.hdf5 for key in fields.source.spec}
         return next((by_key[key] for key in self._columns if key in by_key), None)
 
     def read(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
@@ -326,7 +321,7 @@ class Fields:
             if key in out:
                 np.take(labels.values, samples, axis=0, out=out[key], mode="clip")  # other modes copy `out` first
         for fields in self.hdf5:
-            requested = {key: out[key] for key in fields.specs if key in out}
+            requested = {key: out[key] for key in fields.source.spec if key in out}
             if requested:
                 fields.read(samples, requested)
         self._read_files(samples, out, keys)

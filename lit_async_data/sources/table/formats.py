@@ -171,8 +171,7 @@ def as_single_array(column: Any) -> Any:
     types, library = arrow("types"), arrow()
     kind = column.type
     if isinstance(kind, library.BaseExtensionType):
-        storage = [chunk.storage for chunk in column.chunks]
-        return as_single_array(library.chunked_array(storage, kind.storage_type))
+        return as_single_array(library.chunked_array([chunk.storage for chunk in column.chunks], kind.storage_type))
     if types.is_decimal(kind):
         with contextlib.suppress(library.ArrowInvalid):
             return _concatenated(column.cast(library.int64()) if kind.scale == 0 else _floats(column))
@@ -198,8 +197,7 @@ def _floats(column: Any) -> Any:
 
 def _lists_of_categories(column: Any) -> Any:
     """Lists of text; of categorical text if the categories are ordered."""
-    kind = column.type.value_type
-    texts = as_single_array(arrow().chunked_array([chunk.flatten() for chunk in column.chunks], kind))
+    texts = as_single_array(arrow().chunked_array([chunk.flatten() for chunk in column.chunks], column.type.value_type))
     if is_categorical(texts.type) and not texts.type.ordered:
         texts = texts.dictionary_decode()
     lengths = np.concatenate([list_lengths(chunk) for chunk in column.chunks])
@@ -245,25 +243,12 @@ def lists_of(values: Any, lengths: Indices, missing: Any) -> Any:
     return arrow().LargeListArray.from_arrays(np.append(0, np.cumsum(lengths)), values, mask=missing)
 
 
-def first_texts(lists: Any) -> Any:
-    """The first text of each list; "" for an empty list."""
-    compute = arrow("compute")
-    filled = compute.greater(compute.list_value_length(lists), 0)
-    return lists.values.take(compute.if_else(filled, lists.offsets.slice(0, len(lists)), None)).fill_null("")
-
-
 def with_suffix(array: Any, suffix: str) -> Any:
     """Text, or whole numbers as digits, with ``suffix`` where it is missing."""
     compute, text = arrow("compute"), array.cast(arrow().large_string())
     ending, nothing = (arrow().scalar(each, arrow().large_string()) for each in (suffix, ""))
     ended = compute.ends_with(text, suffix, ignore_case=True)
     return compute.if_else(ended, text, compute.binary_join_element_wise(text, ending, nothing))
-
-
-def places_in(lengths: Indices) -> tuple[Indices, Indices]:
-    """For each value of joined lists, the number of its list and its place in that list."""
-    lists = np.repeat(np.arange(len(lengths)), lengths)
-    return lists, np.arange(len(lists)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
 def _concatenated(column: Any) -> Any:
@@ -302,12 +287,6 @@ def arrow_integers(rows: Indices) -> Any:
     """An Arrow array that shares the memory of int64 values."""
     library = arrow()
     return library.Array.from_buffers(library.int64(), len(rows), [None, library.py_buffer(np.ascontiguousarray(rows))])
-
-
-def split_folders(array: Any) -> tuple[Indices, list[str]]:
-    texts = array.dictionary_decode() if is_categorical(array.type) else array
-    encoded = arrow("compute").replace_substring_regex(texts, r"/*[^/]*$", "").dictionary_encode()
-    return values_of(encoded.indices).astype(np.int64), list(encoded.dictionary.to_pylist())
 
 
 def numpy_values(array: Any) -> npt.NDArray[Any]:

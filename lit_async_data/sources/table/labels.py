@@ -346,8 +346,8 @@ def texts_of(array: Any, name: str, origin: RowOrigin, null: Null, max_length: i
     if is_list(array.type):
         lengths, missing = formats.list_lengths(array), np.array(booleans_of(array.is_null()))
         length, masked = padded_length(lengths, max_length, origin, name)
-        values, (rows, places) = np.full((len(array), length), IGNORED, np.int64), formats.places_in(lengths)
-        values[rows, places] = column.values
+        values, rows = np.full((len(array), length), IGNORED, np.int64), np.repeat(np.arange(len(array)), lengths)
+        values[np.arange(length) < lengths[:, None]] = column.values
         missing[rows[column.missing]] = True
         column = _Column(values, missing, column.classes)
     labels = _with_null_option(column, null, origin, name)
@@ -429,8 +429,7 @@ def _with_null_option(
     named = f" in {', '.join(origin.where(int(row)) for row in rows[:_NAMED])}" if len(rows) > 1 else ""
     named += f", … ({len(rows)} in all)" if len(rows) > _NAMED else ""
     ways = "null: zero if it has none of the classes, null: ignore" if several else "null: ignore"
-    message = f"no value{named}; give one, or set {ways} or null: drop"
-    raise origin.error(message, row=int(rows[0]), column=name)
+    raise origin.error(f"no value{named}; give one, or set {ways} or null: drop", row=int(rows[0]), column=name)
 
 
 def _numbers(array: Any, origin: RowOrigin, name: str, fail: Fail) -> _Column:

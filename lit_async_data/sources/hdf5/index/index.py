@@ -421,8 +421,7 @@ def _probes_match(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
         if mask != index.masks[number] or found != stored:
             if dataset.file.userblock_size:
                 return False
-            problem = f"libhdf5 finds it elsewhere than at byte {offset}, where it lists it"
-            raise corrupt_error(dataset, corner, problem)
+            raise corrupt_error(dataset, corner, f"libhdf5 finds it elsewhere than at byte {offset}, where it lists it")
     return True
 
 

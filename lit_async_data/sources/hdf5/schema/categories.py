@@ -288,8 +288,7 @@ def named(spec: FieldSpec, field: Field | None, names: tuple[str, ...]) -> Field
 
 
 def unknown_text(stored: StoredDataset, row: int, text: str, names: tuple[str, ...], cure: str) -> SourceError:
-    what = f"{text!r} is not one of {few(names, 20)}{did_you_mean(text, names)}; {cure}"
-    return stored.error(FormatError, what, row)
+    return stored.error(FormatError, f"{text!r} is not one of {few(names, 20)}{did_you_mean(text, names)}; {cure}", row)
 
 
 # NetCDF attributes of packed values.

@@ -426,8 +426,7 @@ def inspect_images(group: OpenGroup, field: Field) -> StoredImages:
         data = np.asarray(node[row if known is None else slice(begins[row], begins[row] + known[row])]).tobytes()
         return data.ljust(size, b"\0") if node.dtype.kind == "S" else data  # numpy cuts text at zeros
 
-    images = images_of(field, stored, bytes_of)
-    return dataclasses.replace(images, heap=heap, alone=alone, ranges=ranges)
+    return dataclasses.replace(images_of(field, stored, bytes_of), heap=heap, alone=alone, ranges=ranges)
 
 
 def images_of(field: Field, stored: StoredDataset, bytes_of: Callable[[int], bytes]) -> StoredImages:

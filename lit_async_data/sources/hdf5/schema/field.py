@@ -207,8 +207,7 @@ class Field(ImageOptions):
             if each.stacked or each.attr or each.decode:
                 raise ConfigError(f"{each.dataset!r} is no dataset of numbers, as channels are; leave it out", "name")
             for option in (name for name in ROWS if getattr(each, name) != getattr(fields[0], name)):
-                what = f"{each.dataset} and {fields[0].dataset} have different ones; give them one"
-                raise ConfigError(what, option)
+                raise ConfigError(f"{each.dataset} and {fields[0].dataset} have different ones; give them one", option)
         for name, value in {"name": tuple(fields), **{name: getattr(fields[0], name) for name in ROWS}}.items():
             self._set(name, value)
 
@@ -288,7 +287,6 @@ MOST_ROWS = 2**53
 VARIABLE = ("max_length", "fill", "ragged", "pad_side")
 # Options that name the dataset of boundaries between samples of variable length.
 BOUNDS = ("offsets", "starts", "ends", "lengths")
-# Options of patches of volumes.
 PATCH = {"name", "patch", "stride", "pad", "dtype", "points"}
 # Options that do not apply to images, except for the fill.
 _VALUES = ("column", "dtype", "classes", "lookup", "mask_and_scale", "kind", "null", *VARIABLE)

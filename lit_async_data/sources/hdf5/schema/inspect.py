@@ -139,7 +139,9 @@ class OpenGroup:
         offset, index, slow = _place(dataset, self, context, external)
         if member or (holds != "values" and len(shape) == 1):
             shape = (*shape, spec.shape[-1])
-            index = index and _of_bytes(index, shape[-1])
+            if index is not None:
+                fill = np.frombuffer(index.fill.tobytes(), np.uint8) if isinstance(index.fill, np.void) else 0
+                index = dataclasses.replace(index, shape=(*index.shape, shape[-1]), grid=(*index.grid, 1), fill=fill)
         more: dict[str, Any] = {"offset": offset, "index": index, "external": external, "slow": slow, "member": taken}
         more["chunk_rows"] = min(dataset.chunks[axis], shape[axis]) if dataset.chunks else 1
         more["filtered"] = dataset.id.get_create_plist().get_nfilters() > 0
@@ -283,11 +285,6 @@ def in_group(name: str, names: npt.NDArray[np.bytes_], row: int) -> str:
     return name.replace("*", names[row].decode(errors="surrogateescape"), 1).strip("/")
 
 
-def _of_bytes(index: ChunkIndex, width: int) -> ChunkIndex:
-    fill = np.frombuffer(index.fill.tobytes(), np.uint8) if isinstance(index.fill, np.void) else 0
-    return dataclasses.replace(index, shape=(*index.shape, width), grid=(*index.grid, 1), fill=fill)
-
-
 def axes(layout: str | None, shape: tuple[int, ...], where: str, *, volume: bool = False) -> tuple[int, int | None]:
     """The axis N of samples, which a volume has not, and the axis C of channels. Without a layout, N comes first."""
     if layout is None:
@@ -295,8 +292,7 @@ def axes(layout: str | None, shape: tuple[int, ...], where: str, *, volume: bool
     letters = layout if isinstance(layout, str) and layout.isalpha() and layout == layout.upper() else ""
     if not letters or ("N" in letters) == volume or len({*letters}) < len(letters):
         what = "without N, since samples are parts of it" if volume else "with N for the samples"
-        what = f"{layout!r} for {where} must be different capital letters, one per axis, {what}"
-        raise ConfigError(what, "layout")
+        raise ConfigError(f"{layout!r} for {where} must be different capital letters, one per axis, {what}", "layout")
     if len(layout) != len(shape):
         what = f"names {len(layout)} axes, but {where} has {len(shape)}: its shape is {shape}"
         raise ConfigError(f"{layout!r} {what}", "layout")

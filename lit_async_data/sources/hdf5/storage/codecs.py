@@ -68,15 +68,11 @@ def check_filters(dataset: h5py.Dataset, path: str, name: str) -> None:
     for number, _, _, known in map(properties.get_filter, range(properties.get_nfilters())):
         if not available(number):
             named = f"{known.decode(errors='replace').partition(';')[0] or 'without a name'} ({number})"
-            what = f"cannot be decoded without the HDF5 filter {named}; {_advice()}"
+            advice = "pip install hdf5plugin, which is imported where it is needed; or "
+            advice = "hdf5plugin does not have it: " if _importable("hdf5plugin") else advice
+            advice += "set HDF5_PLUGIN_PATH to the folder of its plugin before Python starts"
+            what = f"cannot be decoded without the HDF5 filter {named}; {advice}"
             raise FormatError(what, **context_of(path, name))
-
-
-def _advice() -> str:
-    instead = "set HDF5_PLUGIN_PATH to the folder of its plugin before Python starts"
-    if not _importable("hdf5plugin"):
-        return f"pip install hdf5plugin, which is imported where it is needed; or {instead}"
-    return f"hdf5plugin does not have it: {instead}"
 
 
 def _importable(library: str) -> bool:
