@@ -174,7 +174,7 @@ def restore_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], orders:
                     going_on.remove(loader)
                 else:
                     _check_dealing(trainer, loader, saved)
-                    loader.dealt_order = DealtOrder(saved["generator"], saved["begun"])
+                    loader.resumed_order = DealtOrder(saved["generator"], saved["begun"])
     else:
         done = 0
         if loops.is_over(trainer):  # a checkpoint of validation counts the epoch that it ended as ready only

@@ -104,7 +104,8 @@ def test_help_of_a_loader_shows_no_machinery():
         *{"close", "next", "set_epoch", "state_dict", "load_state_dict", "spec", "order", "footprint", "evaluation"},
     }
     wrapped = type(lad.prefetched(DataLoader(range(5), batch_size=2), device="cpu"))
-    assert shown(wrapped) == {*settings, *looks, "close", "stop", "counted", "sharded_by_trainer", "dealt_order"}
+    orders = "dealt_order", "resumed_order"
+    assert shown(wrapped) == {*settings, *looks, "close", "stop", "counted", "sharded_by_trainer", *orders}
 
 
 def test_a_spec_is_a_mapping_of_its_fields():

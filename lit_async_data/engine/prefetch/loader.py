@@ -151,10 +151,15 @@ class PrefetchedLoader(BaseLoader):
     Attributes:
         loader: The loader that is read.
         counted: Returns the consumer's count of done batches, from any start; None if it counts nothing.
+        dealt_order: The order of the current pass; None before the first.
+        resumed_order: The order that the next pass continues, behind the batches that the consumer counts as done since
+            it began; None to begin anew.
         sharded_by_trainer: Whether a Trainer has dealt the samples to ranks; else each pass checks the sampler.
     """
 
     loader: Iterable[Any]
+    dealt_order: DealtOrder | None = None
+    resumed_order: DealtOrder | None = None
     sharded_by_trainer = False
     counted: Callable[[], int | None] | None = None
     _foreign = True
@@ -178,9 +183,7 @@ class PrefetchedLoader(BaseLoader):
         super()._reset(device, device_depth)
         self._cursor, self._wiring = types.SimpleNamespace(state=PassState()), Wiring()
         self._side_passes, self._warned = 0, False
-        # The order of the current pass, and the order that the next pass continues in the middle.
-        self._dealt: DealtOrder | None = None
-        self._continued: DealtOrder | None = None
+        self.dealt_order = self.resumed_order = None
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
@@ -211,18 +214,6 @@ class PrefetchedLoader(BaseLoader):
         """End the thread and free memory. The next batch begins a new pass; a pass that has begun is over."""
         self._restart()
         self._stop()
-
-    @property
-    def dealt_order(self) -> DealtOrder | None:
-        """The order of the current pass; None before the first.
-
-        If it is set, the next pass continues it, behind the batches that the consumer counts as done since it began.
-        """
-        return self._dealt
-
-    @dealt_order.setter
-    def dealt_order(self, dealt: DealtOrder | None) -> None:
-        self._continued = dealt
 
     # -- attributes of the loader ------------------------------------------------------------------------------------
 
@@ -355,7 +346,7 @@ class PrefetchedLoader(BaseLoader):
             state = feed.states.pop(key, None)
         except StopIteration:
             run.asked_s = time.perf_counter()
-            self._cursor.state, self._continued = at._replace(over=True, state=None), None
+            self._cursor.state, self.resumed_order = at._replace(over=True, state=None), None
             engine.rest()
             raise
         except Exception as error:
@@ -368,7 +359,7 @@ class PrefetchedLoader(BaseLoader):
             raise
         finally:
             if key < feed.expected:
-                self._continued = None
+                self.resumed_order = None
         before = at.state if key.step else feed.begun
         return Taken(batch, at._replace(step=key.step + 1, before=before, state=state))
 
@@ -396,12 +387,12 @@ class PrefetchedLoader(BaseLoader):
             engine = self._running()
         self._rest()
         counted = None if self.counted is None else self.counted()
-        order, dealt = SampledOrder(self.loader), self._continued
+        order, dealt = SampledOrder(self.loader), self.resumed_order
         if dealt is None:
             dealt = DealtOrder(order.now(), counted or 0)
         elif (done := (counted or 0) - dealt.begun) > 0:
             _feed_of(engine).continued = order.continued(dealt.generator, done)
-        self._dealt = dealt
+        self.dealt_order = dealt
         self._cursor.state = PassState(at.started + 1, fresh=False, counted=counted)
         self._run.before, self._run.began_s = self.stats(), now_s
         return engine

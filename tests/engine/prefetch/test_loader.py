@@ -439,15 +439,15 @@ def test_a_pass_that_another_thread_stops_as_it_begins_begins_again_in_the_middl
     with prefetched(loader, device="cpu") as batches:
         whole = [batch.tolist() for batch in batches]
         dealt = batches.dealt_order
-        batches.dealt_order, stops = dealt, [stop, stop]
+        batches.resumed_order, stops = dealt, [stop, stop]
         batches.counted = lambda: (stops and stops.pop()()) or 3
         rest = iter(batches)
         for _ in range(2):
             with pytest.raises(ClosedError, match="another thread has closed or stopped"):
                 next(rest)
         assert [batch.tolist() for batch in rest] == whole[3:]
-        batches.dealt_order = dealt
+        batches.resumed_order = dealt
         assert next(iter(batches)).tolist() == whole[3]
-        batches.dealt_order, batches.counted = dealt, lambda: 10
+        batches.resumed_order, batches.counted = dealt, lambda: 10
         assert not list(iter(batches))
         assert sorted(number for batch in batches for number in batch.tolist()) == list(range(40))
