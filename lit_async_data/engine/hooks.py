@@ -546,7 +546,7 @@ class Transformation:
         read(raw)
         values, began = delivered(self._spec, raw), time.perf_counter()
         with self._lock:
-            CLOCK.waited_for_others((locked := time.perf_counter()) - began)
+            CLOCK.add(cpu_s=(locked := time.perf_counter()) - began)
             if self._calls.sample is not None:
                 target = out
                 if self._between is not None:
@@ -555,7 +555,7 @@ class Transformation:
                 values = dict(target)
             if self._calls.batch is not None:
                 put_batch(self._calls, keyed.samples, self._calls.of_batch(keyed, values), out)
-            CLOCK.transformed(time.perf_counter() - locked)
+            CLOCK.add(transform_s=time.perf_counter() - locked)
 
     def check(self, keyed: KeyedSamples, read: ReadInto) -> None:
         values = self._spec.empty(1)

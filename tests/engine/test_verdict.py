@@ -266,7 +266,7 @@ class Staged(ArraySource):
         began, chunks = self._time.now, set((samples // ROWS).tolist()) - self._kept.keys()
         self._time.spend(self._decode * (len(chunks) if self.chunks.runs else len(samples) / BATCH), cpu=True)
         self._kept = dict.fromkeys([*self._kept, *chunks][-16:])
-        CLOCK.decoded(self._time.now - began, 0, 0)
+        CLOCK.add(decode_s=self._time.now - began)
         super().read_into(samples, out)
 
     def transformed(self, sample):

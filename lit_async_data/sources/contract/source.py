@@ -255,9 +255,9 @@ class MemoryNeeds:
 class Reservation:
     """Room in a source, given back by a call or by garbage collection, as after an interrupt."""
 
-    _release: Callable[[], None] | None = None  # until the constructor ends
+    _release: Callable[[], object] | None = None  # until the constructor ends
 
-    def __init__(self, release: Callable[[], None]) -> None:
+    def __init__(self, release: Callable[[], object]) -> None:
         self._process = ProcessGuard()
         self._release = release
 

@@ -6,6 +6,7 @@ share nothing, so there is no lock.
 
 from __future__ import annotations
 
+import collections
 import operator
 import threading
 import time
@@ -76,8 +77,7 @@ class StageClock(threading.local):
 
     def start(self) -> None:
         self._wall, self._cpu = time.perf_counter(), time.thread_time()
-        self._decode_s = self._transform_s = self._others_s = 0.0
-        self._stored = self._decoded = self._requests = self._fetched = 0
+        self._sums = collections.defaultdict[str, float](int)
 
     def waited(self, began_s: float) -> float:
         """Leave out the time since ``began_s``, in which the thread had nothing to do."""
@@ -86,27 +86,15 @@ class StageClock(threading.local):
         self._wall = min(self._wall + now - began_s, now)
         return now - began_s
 
-    def decoded(self, seconds: float, stored: int, nbytes: int) -> None:
-        self._decode_s += seconds
-        self._stored += stored
-        self._decoded += nbytes
-
-    def fetched(self, requests: int, nbytes: int) -> None:
-        self._requests += requests
-        self._fetched += nbytes
-
-    def transformed(self, seconds: float) -> None:
-        self._transform_s += seconds
-
-    def waited_for_others(self, seconds: float) -> None:
-        """Count the time in which this worker waited for the work of another one."""
-        self._others_s += seconds
+    def add(self, **sums: float) -> None:
+        """Add to numbers of `Work`; to ``cpu_s``, the time in which this worker waited for the work of another one."""
+        for name, number in sums.items():
+            self._sums[name] += number
 
     def take(self) -> Work:
         """The work since `start` or the last call, without waits for slots."""
-        wall, cpu = time.perf_counter() - self._wall, time.thread_time() - self._cpu + self._others_s
-        sums = self._stored, self._decoded, self._requests, self._fetched
-        work = Work(wall, self._decode_s, self._transform_s, min(cpu, wall), *sums)
+        wall, cpu = time.perf_counter() - self._wall, time.thread_time() - self._cpu + self._sums["cpu_s"]
+        work = NO_WORK._replace(**self._sums | {"seconds": wall, "cpu_s": min(cpu, wall)})
         self.start()
         return work
 

@@ -233,7 +233,7 @@ class MirroredFile:
         with self._lock:
             blocks = self.mirror.missing(begins, ends)
             asked = runs(blocks[self._asked[blocks] == 0], GAP_BLOCKS, MOST_BLOCKS)
-            CLOCK.fetched(len(asked), BLOCK * sum(end - first for first, end in asked))
+            CLOCK.add(requests=len(asked), fetched=BLOCK * sum(end - first for first, end in asked))
             for run in asked:
                 number = self._last + 1
                 started = self._transport.start(functools.partial(self._load, run, number), urgent=urgent)
@@ -269,7 +269,7 @@ class MirroredFile:
         if not alone:
             self.fetch(begins, ends, urgent=True)
             return {begin: functools.partial(self.bytes_at, begin, size) for begin, size in places.items()}
-        CLOCK.fetched(len(places), sum(places.values()))
+        CLOCK.add(requests=len(places), fetched=sum(places.values()))
         start, wait = self._transport.start, self._transport.result_of
         return {
             begin: functools.partial(wait, start(functools.partial(self._piece, begin, end)), self.name)

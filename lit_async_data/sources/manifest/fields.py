@@ -208,7 +208,7 @@ class FileField:
                 except AsyncDataError as error:
                     raise self.paths.failed(error, sample, path, item) from error.__cause__
         if stored:
-            CLOCK.decoded(decode_s, stored, out.nbytes)
+            CLOCK.add(decode_s=decode_s, stored=stored, decoded=out.nbytes)
         return shown
 
     def mask(self, samples: Indices) -> npt.NDArray[np.bool_]:

@@ -142,11 +142,7 @@ class Groups:
         if self._process.forked:
             self._begin()  # the owner of the lock is in another process
         key = object()
-
-        def release() -> None:
-            self._room.pop(key, None)
-
-        reservation = Reservation(release)
+        reservation = Reservation(functools.partial(self._room.pop, key, None))
         self._room[key] = max(chunks, _FEW) + cache_bytes // max(*self.nbytes, 1)
         return reservation
 

@@ -14,10 +14,10 @@ def test_waits_for_slots_are_no_work_and_each_take_begins_anew(monkeypatch):
     here = StageClock()
     now.wall, now.cpu = 110.0, 10.0
     assert here.waited(106.0) == 4.0
-    here.decoded(1.0, 20, 30)
-    here.decoded(1.0, 2, 3)
-    here.transformed(0.5)
-    here.waited_for_others(2.0)
+    here.add(decode_s=1.0, stored=20, decoded=30)
+    here.add(decode_s=1.0, stored=2, decoded=3)
+    here.add(transform_s=0.5)
+    here.add(cpu_s=2.0)
     work = here.take()
     assert work == Work(6.0, decode_s=2.0, transform_s=0.5, cpu_s=5.0, stored=22, decoded=33)
     assert work.plus(work) == Work(12.0, 4.0, 1.0, 10.0, 44, 66)
@@ -26,13 +26,13 @@ def test_waits_for_slots_are_no_work_and_each_take_begins_anew(monkeypatch):
     assert (Work(0.5, bytes=6_000_000).mb_per_s, Work().mb_per_s) == (12.0, 0.0)
     assert here.take() == Work()
     now.wall += 1.0
-    here.waited_for_others(3.0)  # reported by another thread's clock; no more than passed here
+    here.add(cpu_s=3.0)  # reported by another thread's clock; no more than passed here
     assert here.take() == Work(1.0, cpu_s=1.0)
 
 
 def test_each_thread_has_its_own_sums():
     here = StageClock()
-    here.decoded(1.0, 1, 1)
+    here.add(decode_s=1.0)
     taken = []
     thread = threading.Thread(target=lambda: taken.append(here.take()))
     thread.start()

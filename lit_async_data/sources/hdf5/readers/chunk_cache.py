@@ -148,7 +148,7 @@ class RecentSlabs:
                     return None
                 began = time.perf_counter()
                 other.wait(POLL_S)
-                CLOCK.waited_for_others(time.perf_counter() - began)
+                CLOCK.add(cpu_s=time.perf_counter() - began)
             slab = decode()
             with self._lock:
                 self._put(key, slab, self._group_number(chunk_group))

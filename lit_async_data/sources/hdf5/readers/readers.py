@@ -293,7 +293,8 @@ class SequenceReader(Reader):
             except CorruptError as error:
                 raise of_row(error, stored, row) from error.__cause__
             out[place, : len(values)] = values
-        CLOCK.decoded(time.perf_counter() - began, int(self._pieces(rows)[1].sum()), out.nbytes)
+        nbytes = int(self._pieces(rows)[1].sum())
+        CLOCK.add(decode_s=time.perf_counter() - began, stored=nbytes, decoded=out.nbytes)
 
     def fetch(self, select: Select, /) -> bool:
         return self._file.fetch(*self._pieces(select.rows))
@@ -371,7 +372,7 @@ class ImageReader(Reader):
                     flat[::step], flat[2::step] = flat[2::step].copy(), flat[::step].copy()
                 decode_s += time.perf_counter() - began
                 nbytes += len(data)
-        CLOCK.decoded(decode_s, nbytes, out.nbytes)
+        CLOCK.add(decode_s=decode_s, stored=nbytes, decoded=out.nbytes)
         return shown
 
     def _image(self, stored: Bytes, row: int) -> bytes:

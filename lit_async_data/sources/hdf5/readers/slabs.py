@@ -229,7 +229,7 @@ class IndexedSlabDecoder:
             data = index.filters.decode(read, int(index.masks[number]))
         except CorruptError as error:
             raise self._corrupt(number, error) from error
-        CLOCK.decoded(time.perf_counter() - began, size, data.nbytes)
+        CLOCK.add(decode_s=time.perf_counter() - began, stored=size, decoded=data.nbytes)
         return data.view(stored.dtype).reshape(index.shape)
 
     def read_chunks(self, numbers: Indices, where: Indices, out: Array) -> None:
@@ -246,8 +246,8 @@ class IndexedSlabDecoder:
         else:
             self._copy(numbers[usual], lambda data: index.filters.decode(data, 0), usual.tolist(), target)
         # Once for all chunks, which may be small.
-        decoded = len(usual) * target.shape[1]
-        CLOCK.decoded(time.perf_counter() - began, int(index.sizes[numbers[usual]].sum()), decoded)
+        stored, decoded = int(index.sizes[numbers[usual]].sum()), len(usual) * target.shape[1]
+        CLOCK.add(decode_s=time.perf_counter() - began, stored=stored, decoded=decoded)
         if self._stored.dtype.isnative:
             return
         if len(where) == len(out):
@@ -317,7 +317,7 @@ class H5pySlabDecoder:
     def decode(self, number: int) -> Array:
         first, began = number * self.rows, time.perf_counter()
         rows = h5py_rows(self._stored, self._file, first, min(first + self.rows, self._stored.rows), cached=False)
-        CLOCK.decoded(time.perf_counter() - began, 0, rows.nbytes)  # libhdf5 reads and decodes in one call
+        CLOCK.add(decode_s=time.perf_counter() - began, decoded=rows.nbytes)  # libhdf5 reads and decodes in one call
         return np.ascontiguousarray(rows, rows.dtype.newbyteorder("="))
 
 
