@@ -10,7 +10,7 @@ import collections
 import operator
 import threading
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Work(NamedTuple):
@@ -77,7 +77,7 @@ class StageClock(threading.local):
 
     def start(self) -> None:
         self._wall, self._cpu = time.perf_counter(), time.thread_time()
-        self._sums = collections.defaultdict[str, float](int)
+        self._sums = collections.defaultdict[str, Any](int)
 
     def waited(self, began_s: float) -> float:
         """Leave out the time since ``began_s``, in which the thread had nothing to do."""

@@ -85,13 +85,13 @@ def decode(data: Any, shape: ImageShape, out: Array, draw: Draw, where: str) -> 
         raise ValueError(f"an array of {out.dtype} {out.shape} for an image of {shape.channels} channels")
     stored = bytes(data)  # no copy of bytes
     kind = formats.format_of(stored, where)
-    with _damage_named(kind, where):
+    try:
         head = _checked_head(kind, stored, shape, where)
         height, width = formats.upright_size(head.size, head.turned)
         if shape.image_size is None and out.shape[:2] != (height, width):
             what = f"{height}×{width} pixels (height × width), but {out.shape[0]}×{out.shape[1]}"
             what += " are expected; give image_size to resize all images, or deliver them as they are by a DataLoader"
-            raise FormatError(f"{where}: {what} with a collate_fn under prefetched(...)")
+            raise FormatError(f"{where}: {what} with a collate_fn under prefetched(...)")  # noqa: TRY301
         crop = formats.crop_of(shape, height, width, (out.shape[0], out.shape[1]), draw)
         factor = _factor(kind, crop, shape)
         with _turn if height * width > _LARGE * factor**2 else contextlib.nullcontext():
@@ -103,6 +103,10 @@ def decode(data: Any, shape: ImageShape, out: Array, draw: Draw, where: str) -> 
                     pixels = formats.upright(pixels, head.turned)
                 box = crop.box if factor == 1 else _reduced(head, crop.box, factor, shape)
                 write_resized(pixels, box, shape, out)
+    except (MemoryError, ConfigError, FormatError):
+        raise
+    except Exception as error:
+        raise _damage(kind, error, where) from error
     return Shown((height, width), max(head.turned, head.was_turned), head.mode)
 
 
@@ -110,25 +114,23 @@ def size_of(data: Any, shape: ImageShape, where: str) -> tuple[int, int]:
     """(height, width) after orientation, without decoding; see `decode`."""
     stored = bytes(data)
     kind = formats.format_of(stored, where)
-    with _damage_named(kind, where):
+    try:
         head = _checked_head(kind, stored, shape, where)
+    except (MemoryError, ConfigError, FormatError):
+        raise
+    except Exception as error:
+        raise _damage(kind, error, where) from error
     return formats.upright_size(head.size, head.turned)
 
 
-@contextlib.contextmanager
-def _damage_named(kind: Format, where: str) -> Iterator[None]:
-    try:
-        yield
-    except (MemoryError, ConfigError, FormatError):
-        raise
-    except ImportError as error:
-        raise ConfigError("Pillow is missing; install it by pip install pillow", "image") from error
-    except Exception as error:
-        # Pillow raises many types for damaged data; other types than these name internals of a decoder.
-        said = isinstance(error, ValueError | OSError | SyntaxError)
-        reason = str(error) if said else "its data are inconsistent or end too soon"
-        what = f"the {kind.name} cannot be decoded ({reason}); fetch the file again, or convert it if it is whole"
-        raise CorruptError(f"{where}: {what}") from error
+def _damage(kind: Format, error: Exception, where: str) -> Exception:
+    if isinstance(error, ImportError):
+        return ConfigError("Pillow is missing; install it by pip install pillow", "image")
+    # Pillow raises many types for damaged data; other types than these name internals of a decoder.
+    said = isinstance(error, ValueError | OSError | SyntaxError)
+    reason = str(error) if said else "its data are inconsistent or end too soon"
+    what = f"the {kind.name} cannot be decoded ({reason}); fetch the file again, or convert it if it is whole"
+    return CorruptError(f"{where}: {what}")
 
 
 def _checked_head(kind: Format, data: bytes, shape: ImageShape, where: str) -> Head:
