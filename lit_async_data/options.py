@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -9,7 +10,7 @@ import itertools
 import numbers
 import os
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
@@ -101,6 +102,15 @@ def check_names(given: Mapping[Any, object], known: list[str], instead: Mapping[
         near = difflib.get_close_matches(name, [*known, *instead], n=1)
         hint = f"did you mean {near[0]}? {instead.get(near[0], '')}" if near else f"choose from {', '.join(known)}"
         raise ConfigError(f"no such option; {hint.rstrip()}", name)
+
+
+@contextlib.contextmanager
+def within(prefix: str) -> Iterator[None]:
+    """Prefix the option that a `ConfigError` names, such as by ``fields.x.``."""
+    try:
+        yield
+    except ConfigError as error:
+        raise error.within(prefix) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -339,11 +349,9 @@ class LoaderOptions:
         if given is not None and not isinstance(given, Mapping):
             raise ConfigError(f'{given!r} is neither LoaderOptions nor a mapping; write {{"batch_size": 64}}', option)
         values = dict(given or {})
-        try:
+        with within(where):
             check_names(values, [field.name for field in dataclasses.fields(cls)])  # before **, which needs str keys
             return cls(**values)
-        except ConfigError as error:
-            raise error.within(where) from None
 
     def merged(self, overrides: Mapping[str, Any] | None, where: str = "") -> LoaderOptions:
         """Returns these options with some replaced.

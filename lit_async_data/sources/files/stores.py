@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from lit_async_data import system
 from lit_async_data.errors import AsyncDataError, ChangedError, ConfigError, FormatError, MissingError, StoreError
-from lit_async_data.options import check_names
+from lit_async_data.options import check_names, within
 from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.files.transport import forked
 from lit_async_data.sources.local_files import files_matching, is_address, natural, opening, retry_once
@@ -325,10 +325,8 @@ class ObjectStore(Store):
         client.setdefault("allow_http", config.pop("allow_http", plain))
         retry = {"retry_timeout": _RETRY, "max_retries": 1000, **config.pop("retry_config", {})}
         for where, given in (("retry_config.", retry), ("retry_config.backoff.", retry.get("backoff", {}))):
-            try:
+            with within(f"storage_options.{where}"):
                 check_names(given, _RETRY_NAMES)
-            except ConfigError as error:
-                raise error.within(f"storage_options.{where}") from None
         query = config.pop("query", "")
         _start_runtime()
         made = stores.HTTPStore.from_url if self.url.startswith(_WEB) else stores.from_url

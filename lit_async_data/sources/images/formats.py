@@ -79,6 +79,9 @@ class ImageOptions:
     upper_8_bits: bool = False
     draw: str | None = None
 
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
 
 @dataclasses.dataclass(frozen=True)
 class ImageShape(ImageOptions):
@@ -105,9 +108,6 @@ class ImageShape(ImageOptions):
             raise ConfigError("mode uint16 delivers all bits; leave it out, or set mode: L", "upper_8_bits")
         if self.draw is not None and not (isinstance(self.draw, str) and self.draw):
             raise ConfigError(f"{self.draw!r} is not text; name what the fields share", "draw")
-
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
 
     @functools.cached_property
     def target_mode(self) -> str:

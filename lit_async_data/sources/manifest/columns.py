@@ -7,14 +7,14 @@ import dataclasses
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import AsyncDataError, ConfigError, CorruptError, ManifestError, MissingError, SourceError
-from lit_async_data.options import check_names, one_of, whole
+from lit_async_data.options import check_names, one_of, whole, within
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Location, Part, Places, numbered
 from lit_async_data.sources.hdf5.schema.field import Field
@@ -40,15 +40,6 @@ SUFFIXES: dict[str, Kind] = {
     **dict.fromkeys(HDF5, "hdf5"),
     **dict.fromkeys(NPY, "npy"),
 }
-
-
-@contextlib.contextmanager
-def within(prefix: str) -> Iterator[None]:
-    """Prefix the option that a `ConfigError` names, such as by ``fields.x.``."""
-    try:
-        yield
-    except ConfigError as error:
-        raise error.within(prefix) from None
 
 
 @dataclasses.dataclass(frozen=True)

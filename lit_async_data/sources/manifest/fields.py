@@ -23,6 +23,7 @@ from numpy.lib import format as npy_format
 
 from lit_async_data.batch.spec import TENSOR_TYPES, Array, BatchSpec, FieldSpec, mask_key
 from lit_async_data.errors import AsyncDataError, ConfigError, CorruptError, FormatError, ManifestError, SourceError
+from lit_async_data.options import within
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.composed.composed import ConcatSource, SubsetSource
 from lit_async_data.sources.contract.checks import first_good
@@ -34,7 +35,7 @@ from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.images.formats import Draw
 from lit_async_data.sources.images.image import Alignment, ImageDecoder, Places, Shown
 from lit_async_data.sources.local_files import HEAD_BYTES, Exclude, is_address, mistaken
-from lit_async_data.sources.manifest.columns import FILES, Column, Kind, Paths, Rows, kind_of, within
+from lit_async_data.sources.manifest.columns import FILES, Column, Kind, Paths, Rows, kind_of
 from lit_async_data.sources.manifest.files import FilePrefetcher, RootDirectory
 from lit_async_data.sources.table.embedded import EmbeddedFiles, Groups
 from lit_async_data.sources.table.formats import NoColumnError, is_number, listed, quoted

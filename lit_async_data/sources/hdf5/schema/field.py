@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import TENSOR_TYPES
 from lit_async_data.errors import ConfigError, FormatError, MissingError
-from lit_async_data.options import check_names, explains_names, flag, whole
+from lit_async_data.options import check_names, explains_names, flag, whole, within
 from lit_async_data.sources.files.files import Files
 from lit_async_data.sources.hdf5.storage.failures import h5py
 from lit_async_data.sources.hdf5.storage.open_file import refuse_external_link
@@ -227,9 +227,6 @@ class Field(ImageOptions):
         """How images become arrays of one shape."""
         return ImageShape(**{name: getattr(self, name) for name in IMAGE})
 
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
-
     @classmethod
     def of(cls, given: str | Field | Mapping[str, Any] | Sequence[Any], where: str = "") -> Field:
         """A field from the name of a dataset, a mapping of attributes, a field, or a list of these.
@@ -248,11 +245,9 @@ class Field(ImageOptions):
         values: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"name": given}
         if None in values:  # YAML reads null as None
             values["null"] = values.pop(None)  # type: ignore[call-overload]
-        try:
+        with within(where):
             check_names(values, [field.name for field in dataclasses.fields(cls)])
             return cls(**values)
-        except ConfigError as error:
-            raise error.within(where) from None
 
     @property
     def seconds(self) -> bool:
