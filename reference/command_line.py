@@ -126,12 +126,19 @@ def _check_type(key: str, value: Any, default: Any) -> None:
 def _hint(key: str, known: dict[str, Any], chosen: dict[str, str], config_dir: str) -> str:
     """What to write instead of a key that does not exist: of its own section, of another choice, or of elsewhere."""
     group, (parent, _, last) = key.partition(".")[0], key.rpartition(".")
-    if parent in known and not isinstance(known[parent], dict):
-        section = str(known[parent])[2:-1]  # of ${loader}, for which data.loader is another name
-        if section not in known:
-            column = f"name: {known[parent]}, " * (parent.rpartition(".")[0].rpartition(".")[2] == "fields")
-            return f"{parent} is set as a whole: '{parent}={{{column}{last}: …}}'"
-        other = f"{section}.{last}"
+    above = parent
+    while above not in known:
+        above = above.rpartition(".")[0]
+    if not isinstance(known[above], dict):
+        section, inner = str(known[above])[2:-1], key.removeprefix(f"{above}.")
+        if section not in known:  # else of ${loader}, for which data.loader is another name
+            fields = [part == "fields" for part in key.split(".")[-3:-1]]
+            column = f"name: {known[above] if above == parent else '…'}, " * (fields == [True, False])
+            text = f"{{{column}{last}: …}}"
+            for name in reversed(inner.split(".")[:-1]):
+                text = f"{{{name}: {text}}}"
+            return f"{above} is set as a whole: '{above}={text}'"
+        other = f"{section}.{inner}"
         return f"did you mean {other}?" if other in known else _hint(other, known, chosen, config_dir)
     beside = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == parent}
     ours = [name for name in known if _stage(name) in (None, _stage(key)) and not name.startswith("hydra")]

@@ -473,25 +473,27 @@ def _amplification(source: Source, plan: EpochPlan, cache: int, chunks: int) -> 
     if plan.deck.chunk_orders:
         return source.chunks.spread
     of, rows = source.chunks, source.chunks.rows / source.chunks.chunks_per_run
-    return amplification(len(source), rows, plan.batch_size, of.chunks_per_sample)
+    alone = of.alone / (of.amplification or 1)  # 0 but for patches
+    return alone or amplification(len(source), rows, plan.batch_size, of.chunks_per_sample)
 
 
-def decoded_again(chunks: StorageLayout) -> str:
-    """Why a global shuffle decodes chunks several times, and a remedy."""
+def decoded_again(times: float, chunks: StorageLayout) -> str:
+    """How much a global shuffle decodes in vain, why, and a remedy."""
+    if chunks.alone:
+        less = f"; shuffle=chunk decodes {chunks.amplification:.1f}" * (times > 1)
+        return f"about {chunks.alone:.1f} bytes are decoded for each one that patches use{less}"
     rows = math.ceil(chunks.rows / chunks.chunks_per_run)
     why = [f"{rows} share a compressed chunk"] * (rows > 1)
     why += [f"each reads about {chunks.chunks_per_sample:.1f} chunks"] * (not why or chunks.chunks_per_sample >= 1.5)
     often = "once" if chunks.spread == 1 else f"{chunks.spread:.1f} times"
-    return f"since {' and '.join(why)}; shuffle=chunk decodes each chunk {often}"
+    again = f"{times:.1f} samples are decoded for each one used, since {' and '.join(why)}"
+    return f"{again}; shuffle=chunk decodes each chunk {often}"
 
 
 def amplified(shuffle: Order, times: float, chunks: StorageLayout) -> str:
     """A warning: how many samples are decoded in vain, and a remedy."""
     if shuffle == "global":
-        return (
-            f"shuffle=global decodes {times:.1f} samples for each one used, {decoded_again(chunks)} per epoch, "
-            "and cache_bytes keeps decoded chunks"
-        )
+        return f"shuffle=global: {decoded_again(times, chunks)} per epoch, and cache_bytes keeps decoded chunks"
     return (
         f"shuffle=chunk decodes {times:.1f} samples for each one used, since windows reach from chunk to chunk; "
         "cache_bytes keeps decoded chunks, and smaller chunks waste less"

@@ -207,14 +207,13 @@ def _shuffle(loader: AsyncLoader) -> str:
         what = "volumes" if source.chunks.amplification else "chunks"
         which = f"{several:,} of {chunks.chunks:,} {what if each == 1 else f'stretches of up to {each} chunks'}"
         return f"chunk: a batch draws from about {which}; {_decoding_cost(loader)}"
-    rows = source.chunks.rows
-    if rows == 1:
+    of = source.chunks
+    kept = amplification == 1 and (not of.alone or of.alone > of.amplification)  # alone, patches would decode more
+    if of.rows == 1:
         often = "each time it is drawn" if loader.options.drawn else "once per epoch"
         often += "; shuffle=chunk fetches them in blocks" if source.chunks.remote and source.chunks.runs else ""
         return f"global: every sample is read alone, {often}"
-    if amplification == 1:
-        return "global: each chunk is decoded once and kept"
-    return f"global: {amplification:.1f} samples are decoded for each one used, {decoded_again(source.chunks)}"
+    return f"global: {'each chunk is decoded once and kept' if kept else decoded_again(amplification, of)}"
 
 
 def _decoding_cost(loader: AsyncLoader) -> str:

@@ -115,6 +115,23 @@ def test_a_stage_takes_the_settings_of_training(foreign, files):
     dm.close()
 
 
+def test_patches_are_drawn_for_training_and_on_a_grid_for_predictions(foreign, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with h5py.File("scans.h5", "w") as file:
+        for scan in range(3):
+            file[f"ct/{scan}"] = np.arange(8 * 9 * 10).reshape(8, 9, 10)
+            file[f"xyz/{scan}"] = np.zeros((500, 3))
+    typed = [f"data.{stage}.path=scans.h5" for stage in ("train", "val", "predict")]
+    typed += ["data.train.fields={x: {name: ct/*, patch: [4, 4, 4]}}", "data.train.sample=dataset"]
+    typed += ["data.train.patches_per_volume=5", "data.train.foreground={x: {7: 0.5}}"]
+    sources = hydra.utils.instantiate(foreign(*typed).data).sources
+    assert [len(sources[stage][0]) for stage in ("train", "val", "predict")] == [15, 15, 54]
+    typed = ["data=hdf5_split", "data.source.path=scans.h5", "data.source.fields={x: {name: xyz/*, points: 100}}"]
+    typed += ["data.source.sample=dataset", "data.source.patches_per_volume=5", "data.groups=group"]
+    sources = hydra.utils.instantiate(foreign(*typed, "data.split={train: 0.7, val: 0.3}").data).sources
+    assert [len(sources[stage][0]) for stage in ("train", "val")] == [10, 5]
+
+
 def test_the_data_may_have_another_name_than_ours(foreign, files):
     config = CONFIG.replace("data: hdf5", "data@input.images: hdf5")
     typed = ["input.images.train.path=x.h5", "input.images.val.path=x.h5", "input.images.loader.batch_size=3"]

@@ -325,7 +325,7 @@ def test_the_price_of_a_shuffle_over_compressed_chunks_is_said(tmp_path, caplog,
         )
         assert not caplog.messages
         next(loader)
-        assert "shuffle=global decodes 61.2 samples for each one used, since 64 share" in caplog.messages[0]
+        assert "shuffle=global: 61.2 samples are decoded for each one used, since 64 share" in caplog.messages[0]
     caplog.clear()
     with lad.AsyncLoader(source, {"batch_size": 10, "shuffle": "global", "cache_bytes": 10**6}) as loader:
         assert "shuffle global: each chunk is decoded once and kept" in summary_lines(loader)[1]
@@ -360,7 +360,7 @@ def test_the_shuffle_of_windows_over_many_chunks_is_said_as_it_is(tmp_path, capl
         said = "4.0 samples are decoded for each one used, since each reads about 4.0 chunks; shuffle=chunk decodes"
         assert said in summary_lines(loader)[1]
         next(loader)
-    assert "shuffle=global decodes 4.0 samples for each one used, since each reads about 4.0" in caplog.text
+    assert "shuffle=global: 4.0 samples are decoded for each one used, since each reads about 4.0" in caplog.text
 
 
 def test_a_footprint_follows_what_is_set_later():

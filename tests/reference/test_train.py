@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import os
+import re
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ import torch
 from omegaconf import OmegaConf
 from support.lightning.command_line import CONFIGS, LIGHTNING_SAYS, QUIET, ROOT
 from support.lightning.trainer import Learning
+from support.pages import programs
 
 from reference.command_line import PACKAGE, own_model
 
@@ -55,6 +57,24 @@ def test_every_configuration_composes_and_its_classes_take_its_settings(composed
 @pytest.mark.parametrize("choice", ["experiment=digits_wide", "debug=fdr", "debug=inline", "debug=overfit"])
 def test_every_experiment_runs(typed, choice):
     assert typed(choice, "trainer.fast_dev_run=true", *QUIET)[1] is None
+
+
+def test_the_recipe_of_patches_runs_from_the_command_line(typed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs/recipes/ct_patches.md"
+    (program,), text = programs(page), page.read_text()
+    (config,) = re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    exec(program[: program.index("def patches_of")], {})
+    model = program[program.index("class SegmentScans") : program.index("data = AsyncDataModule")]
+    (tmp_path / "scans.py").write_text(f"import torch\nfrom pytorch_lightning import LightningModule\n{model}")
+    (tmp_path / "configs/experiment").mkdir(parents=True)
+    (tmp_path / "configs/experiment/ct_patches.yaml").write_text(config)
+    given = [f"--config-dir={tmp_path}/configs", "experiment=ct_patches", "model=own"]
+    quick = ["trainer.limit_train_batches=2", "trainer.limit_val_batches=1", "trainer.max_epochs=1", *QUIET]
+    shown, ending = typed(*given, "model._target_=scans.SegmentScans", *quick)
+    assert ending is None
+    assert "32 samples from" in shown
+    assert "18 samples from" in shown  # a grid, with a stride
 
 
 def test_a_foreign_file_says_what_is_left_out(typed, tmp_path, images):

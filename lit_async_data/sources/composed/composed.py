@@ -201,6 +201,8 @@ class ConcatSource(ComposedSource):
             reading=contract.slowest(layout.reading for layout in layouts),
             spread=max(layout.spread for layout in layouts),
             chunks_per_run=max(layout.chunks_per_run for layout in layouts),
+            amplification=max(layout.amplification for layout in layouts),
+            alone=max(layout.alone for layout in layouts),
             chunks_per_sample=max(layout.chunks_per_sample for layout in layouts),
             largest=all(layout.largest for layout in layouts),
             order=self._order(layouts),

@@ -83,6 +83,7 @@ class StorageLayout:
             chunk, which is then decoded twice.
         chunks_per_run: Storage chunks in one chunk of a run, as ``shuffle_chunks`` counts them.
         amplification: Bytes that are decoded for each one used, if patches touch parts of chunks; 0 if unknown.
+        alone: The same if no patch shares a chunk with another, as under a global shuffle of many volumes.
         chunks_per_sample: Storage chunks that one sample touches, on average; above 1 with windows.
         largest: Whether this field has the largest compressed chunks.
         order: The samples in storage order, which is the order that ``runs`` cut; int64, shape (samples,). None: sample
@@ -106,6 +107,7 @@ class StorageLayout:
     spread: float = 1.0
     chunks_per_run: int = 1
     amplification: float = 0.0
+    alone: float = 0.0
     chunks_per_sample: float = 1.0
     largest: bool = True
     order: Indices | None = dataclasses.field(default=None, compare=False)

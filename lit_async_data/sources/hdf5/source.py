@@ -105,7 +105,8 @@ class HDF5Source(Source):
         sample: What a sample is: ``"row"`` of datasets, or ``"group"``: each group that ``group`` matches, or each file
             without ``group``. A field is then a whole dataset, of one type and shape in all groups but for their
             lengths, or an encoded image; or an attribute (`Field`). ``layout`` has no ``N``. ``"dataset"``: each that
-            the name of the first field matches, such as ``"images/*"``; fields have one ``*``, for the same name.
+            the name of the first field matches, such as ``"images/*"``; fields have one ``*``, for the same name. With
+            ``Field(patch=)`` or ``points``, each of these datasets is a volume.
         rows: The rows to take as samples, or as anchors of windows: row numbers, or a mask. An array counts over the
             rows of all parts, put end to end. By part, rows count from 0 in each: a mapping from the file or group to
             them, by any end of its path that only one has (parts that it lacks have no samples), or a list of them,
@@ -209,7 +210,7 @@ class HDF5Source(Source):
     ) -> None:
         _check_choices(sample, rows, table, on, filters, rate=rate, flags=(memory_map, allow_external))
         chosen, as_mapping = fields_by_key(fields, Field.of, lambda each: each.attr or each.dataset, "dataset")
-        of_rows = {"sample": None if sample == "row" else sample, "stride": stride, "rate": rate, "episodes": episodes}
+        of_rows = {"sample": sample == "group" or None, "stride": stride, "rate": rate, "episodes": episodes}
         _check_patches(chosen, patches_per_volume, of_rows)
         self._shares = {} if foreground is None else _checked_shares(chosen, patches_per_volume, foreground)
         files = Files(cache, cache_limit, storage_options, storage)
@@ -290,6 +291,7 @@ class HDF5Source(Source):
             blocks = 0 if max(sizes) <= WHOLE_BYTES else sum(-(-run.samples // run.rows) for run in runs)
             requests = max(blocks, nbytes >> 20, len(sizes))
             remote = contract.Remote(nbytes, requests, files.options["cache"], files.room)
+        amplification, alone = map(float, _amplification(self._opened.parts))
         return contract.StorageLayout(
             runs,
             compressed=compressed,
@@ -297,7 +299,8 @@ class HDF5Source(Source):
             reading=self._reader.reading,
             spread=grouping.spread,
             chunks_per_run=grouping.chunks_per_run,
-            amplification=_amplification(self._opened.parts),
+            amplification=amplification,
+            alone=alone,
             chunks_per_sample=self._opened.parts[0].fields[self._key].chunks_per_sample,
             largest=all(_fits(part, self._key) for part in self._opened.parts),
             overlap=max(part.overlap for part in self._opened.parts),
@@ -470,21 +473,22 @@ def _is_random(field: StoredField) -> bool:
     return _is_drawn(field) or bool(field.images and field.images.decoder.is_random)
 
 
-def _amplification(parts: Sequence[StoredPart]) -> float:
+def _amplification(parts: Sequence[StoredPart]) -> npt.NDArray[Any]:
     every = [field for part in parts for each in part.fields.values() for field in each.channels or (each,)]
     compressed = [
         each.patches for each in every if each.patches and each.patches.holds == "values" and each.values.filtered
     ]
     used = sum(each.rows * each.spec.nbytes for each in compressed)
-    return sum(each.decoded() for each in compressed) / used if used else 0.0
+    return sum((each.decoded() for each in compressed), np.zeros(2)) / max(used, 1)
 
 
 def _check_patches(fields: Mapping[str, Field], patches_per_volume: Any, of_rows: Mapping[str, Any]) -> None:
     if patches_per_volume is not None:
         whole("patches_per_volume", patches_per_volume, 1)
     what = "needs a field with patch= or points=, such as Field('volume', patch=(32, 64, 64))"
-    if patches := any(field.places for field in fields.values()):
-        what = "is for rows, but samples are patches of volumes, which Field(stride=…) places; leave it out"
+    if patches := [field for field in fields.values() if field.places]:
+        of = "patches of volumes, which Field(stride=…) places" if patches[0].patch else "points of clouds"
+        what = f"is for rows, but samples are {of}; leave it out"
     for option, value in (of_rows if patches else {"patches_per_volume": patches_per_volume}).items():
         if value is not None:
             raise ConfigError(what, option)
@@ -537,7 +541,7 @@ def _inspected(
     identities = {path: identity for path, (identity, _) in found.items()}
     part_samples.check_distinct(identities)
     parts = [part for _, parts in found.values() for part in parts]
-    return identities, parts if request.sample == "row" else with_absent(parts, request)
+    return identities, with_absent(parts, request) if any(part.absent for part in parts) else parts
 
 
 def _fits(part: StoredPart, grouping_key: str) -> bool:

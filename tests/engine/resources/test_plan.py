@@ -144,7 +144,7 @@ def test_what_is_no_python_code_is_read_by_threads_of_one_process(reading, rows)
 @pytest.mark.parametrize(
     ("shuffle", "said"),
     [
-        ("global", "^shuffle=global .* 9 share .*; shuffle=chunk decodes each chunk once"),
+        ("global", "^shuffle=global: .* 9 share .*; shuffle=chunk decodes each chunk once"),
         ("chunk", "^shuffle=chunk .* windows reach .* smaller chunks"),
     ],
 )

@@ -447,7 +447,7 @@ def _edges_unfiltered(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
 # Indexes of fewer chunks are built in 20 to 40 ms, which is not worth a file.
 FEWEST_CHUNKS = 2**14
 # Raise this when the columns or their meaning change.
-VERSION = 9
+VERSION = 10
 # Letters of the data file's name in the name of its index: few enough for any file system.
 NAME_SHOWN = 50
 
@@ -461,8 +461,8 @@ class IndexCache:
         if data is None:
             return None
         begin, columns = data.index(b"\n") + 1, dict[str, Array]()
-        for name, dtype, count in json.loads(data[:begin]):
-            columns[name] = np.frombuffer(data, dtype, count, begin).copy()
+        for name, dtype, shape in json.loads(data[:begin]):
+            columns[name] = np.frombuffer(data, dtype, math.prod(shape), begin).reshape(shape).copy()
             begin += columns[name].nbytes
         return columns
 
@@ -471,7 +471,7 @@ class IndexCache:
         small = key.layout and math.prod(-(-n // c) for n, c in zip(*key.layout[1:3], strict=True)) < FEWEST_CHUNKS
         if self._folder is None or small or changed_recently(*key.state[2:]):
             return
-        listed = json.dumps([(name, each.dtype.str, len(each)) for name, each in columns.items()]).encode()
+        listed = json.dumps([(name, each.dtype.str, each.shape) for name, each in columns.items()]).encode()
         body = b"".join([listed, b"\n", *(each.tobytes() for each in columns.values())])
         self._folder.store(*_place(key), body)
 

@@ -28,7 +28,7 @@ from lit_async_data.sources.hdf5.index.index import (
     unsupported_reason,
 )
 from lit_async_data.sources.hdf5.index.index import Columns as ChunkColumns
-from lit_async_data.sources.hdf5.parts.part import Lacking, PartRequest, StoredPart, kept_field, value_of
+from lit_async_data.sources.hdf5.parts.part import Lacking, PartRequest, StoredPart, inspect_part, kept_field, value_of
 from lit_async_data.sources.hdf5.parts.samples import KEY
 from lit_async_data.sources.hdf5.parts.stored_field import (
     StoredField,
@@ -60,7 +60,9 @@ _log = logging.getLogger(__name__)
 
 
 def inspect_groups(path: str, request: PartRequest, cache: IndexCache) -> tuple[FileIdentity, list[StoredPart]]:
-    """The groups or datasets of a file as the rows of one part; otherwise as `inspect_file`."""
+    """The groups or datasets of a file as the rows of one part, or as volumes; otherwise as `inspect_file`."""
+    if any(field.places for field in request.fields.values()):
+        return _inspect_volumes(path, request, cache)
     for key, field in request.fields.items():
         check_options({key: field}, ENCODED if field.decode else OPTIONS, f"where a {request.sample} is a sample")
     names_of = _names_of_samples(request)
@@ -86,6 +88,25 @@ def inspect_groups(path: str, request: PartRequest, cache: IndexCache) -> tuple[
     return identity, [StoredPart(path, place, stored, anchors, names=names, lacking=lacking, absent=absent)]
 
 
+def _inspect_volumes(path: str, request: PartRequest, cache: IndexCache) -> tuple[FileIdentity, list[StoredPart]]:
+    names_of, parts = _names_of_samples(request), list[StoredPart]()
+    with as_source_errors(path, "cannot be read", file=path), open_h5py(path, request.files) as file:
+        group = OpenGroup(file, path, "/", cache, allow_external=False)
+        for name in _named_alike(group, names_of)[0]:
+            volume = next(iter(names_of.values())).replace("*", name, 1)
+            fields = {key: _renamed(field, name, volume) for key, field in request.fields.items()}
+            part = inspect_part(group.beside("/"), dataclasses.replace(request, fields=fields))
+            parts.append(dataclasses.replace(part, group=volume))
+        return identity_of(file), parts
+
+
+def _renamed(field: Field, name: str, volume: str) -> Field:
+    """The field of a volume: its own name in place of ``*``. An attribute without a name is the volume's."""
+    if field.stacked:
+        return dataclasses.replace(field, name=tuple(_renamed(each, name, volume) for each in field.stacked))
+    return dataclasses.replace(field, name=field.dataset.replace("*", name, 1) or volume)
+
+
 def with_absent(parts: Sequence[StoredPart], request: PartRequest) -> list[StoredPart]:
     """The parts. A field that no sample of a part has is described as in another part; nothing reads it."""
     of_key = {key: field for part in reversed(parts) for key, field in part.fields.items()}
@@ -104,8 +125,9 @@ def _absent(of: StoredField, part: StoredPart) -> StoredField:
     stored, kind = of.values, of.stored
     assert part.names is not None
     count = len(part.names)
-    kept = None if stored.kept is None else np.full(count, IGNORED if of.text else 0, stored.dtype)
-    rows = dataclasses.replace(stored, path=part.path, shape=(count, *stored.shape[1:]), names=part.names, kept=kept)
+    shape = (count, *stored.shape[1:])
+    kept = None if stored.kept is None else np.full(shape, IGNORED if of.text else 0, stored.dtype)
+    rows = dataclasses.replace(stored, path=part.path, shape=shape, names=part.names, kept=kept)
     if isinstance(kind, StoredDataset):
         return dataclasses.replace(of, stored=rows)
     own: dict[str, Any] = {"values": rows}
@@ -145,8 +167,7 @@ def _listed(
             listers[key].add(len(names), within, own.replace("*", name, 1), full)
         names.append(stored)
     if not names:
-        pattern = next(iter(names_of.values())) if above else request.group
-        raise MissingError(f"{group.path}: {pattern!r} matches no {request.sample}; check the name", file=group.path)
+        raise MissingError(f"{group.path}: {request.group!r} matches no group; check the name", file=group.path)
     found, absent = dict[str, Columns](), dict[str, SourceError]()
     for key, lister in listers.items():
         found[key] = {"names": np.array(names), "lacking": np.arange(len(names)), "why": np.zeros(len(names), "S1")}
@@ -159,7 +180,7 @@ def _listed(
 
 def _names_of_samples(request: PartRequest) -> dict[str, str]:
     """The dataset of each field, with a ``*`` in place of the name of a sample."""
-    names = {key: field.dataset for key, field in request.fields.items()}
+    names = {key: (field.stacked or (field,))[0].dataset for key, field in request.fields.items()}
     if request.sample == "group":
         start = "" if request.group is None else f"{EACH}/"  # else each file is a sample
         within = {key: name if name.startswith("/") else f"{start}{name}" for key, name in names.items()}
@@ -167,10 +188,12 @@ def _names_of_samples(request: PartRequest) -> dict[str, str]:
     if request.group is not None:
         raise ConfigError("does not go with sample='dataset'; write it before the names of fields: 'images/*'", "group")
     first = next(iter(names.values()), "").strip("/")
-    for key, name in ((key, name.strip("/")) for key, name in names.items()):
-        names[key] = name if name or not request.fields[key].attr else first  # an attribute of the sample itself
-        if names[key].count("*") != 1:
-            what = f"{name!r} needs one *, which stands for the name of a sample, as in 'images/*'"
+    for number, (key, field) in enumerate(request.fields.items()):
+        # An attribute without a name is the sample's own; without a *, all samples have it in common.
+        names[key] = names[key].strip("/") or ("/" if names[key] else first)
+        wrong = [name for name in [names[key], *(each.dataset for each in field.stacked)] if name.count("*") != 1]
+        if wrong and not (number and field.attr and "*" not in names[key]):
+            what = f"{wrong[0]!r} needs one *, which stands for the name of a sample, as in 'images/*'"
             what, option = (f"{what}; on='group' is that name", "on") if key == KEY else (what, f"fields.{key}")
             raise ConfigError(what, option)
     return names
@@ -192,6 +215,9 @@ def _named_alike(group: OpenGroup, names_of: Mapping[str, str]) -> tuple[list[st
             alike = [each for each in alike if each.startswith(begin) and each.endswith(end)]
             found = [each[len(begin) : len(each) - len(end)] for each in alike]
         above[key] = node.id, own
+    if not found:
+        pattern = next(iter(names_of.values()))
+        raise MissingError(f"{group.path}: {pattern!r} matches no dataset; check the name", file=group.path)
     return sorted(found, key=natural), above
 
 
@@ -251,7 +277,7 @@ class _UnlikeError(Exception):
 class _Values:
     def __init__(self, group: OpenGroup, field: Field) -> None:
         self._group, self._field, self._values = group, field, list[Any]()
-        self._dtype: np.dtype[Any] | None = None  # the type of the first value
+        self._first: Array | None = None
 
     def add(self, node: Any, name: str, full: str) -> None:
         low: Any = h5py
@@ -261,11 +287,12 @@ class _Values:
             value = value_of(low.h5o.open(node, name.encode() or b"."), self._field, self._group.path, full)
         else:
             value = np.asarray(self._group.whole(f"/{full}", "")[()])
-        first = self._dtype = self._dtype or value.dtype
-        alike = value.dtype == first and enumerated(value.dtype) == enumerated(first)
-        if value.shape or not (alike or value.dtype.kind == first.kind == "S"):
-            what = f"its {attr or 'value'!r} is {value.dtype} {value.shape}, but {first} in the first sample"
-            raise _UnlikeError(f"{what}; write it as one type")
+        first = self._first = value if self._first is None else self._first
+        kind, like = value.dtype, first.dtype
+        alike = (kind == like and enumerated(kind) == enumerated(like)) or kind.kind == like.kind == "S"
+        if value.shape != (first.shape if attr else ()) or not alike:
+            what = f"its {attr or 'value'!r} is {kind} {value.shape}, but {like} {first.shape} in the first sample"
+            raise _UnlikeError(f"{what}; write it as one type and shape")
         self._values.append(value[()])
 
     def columns(self, entries: Indices) -> Columns:

@@ -55,8 +55,8 @@ class ChunkGrouping(NamedTuple):
 
 
 def grouping_key(part: StoredPart) -> str:
-    """The largest compressed field with several samples per chunk and `MIN_SHARE`; else the largest field."""
-    sizes = {key: field.spec.nbytes for key, field in part.fields.items()}
+    """The largest compressed field with several samples per chunk and `MIN_SHARE`; else the largest field of a file."""
+    sizes = {key: field.spec.nbytes * (field.values.kept is None) for key, field in part.fields.items()}
     decoded = {
         key: sizes[key]
         for key, field in part.fields.items()
@@ -330,10 +330,10 @@ def inspect_file(path: str, request: PartRequest, cache: IndexCache) -> tuple[Fi
         identity = identity_of(file)
         first = OpenGroup(file, path, "/", cache, request.allow_external)
         groups = chosen_groups(file, path, request.group, allow_external=request.allow_external)
-        return identity, [_inspect_part(first.beside(group), request) for group in groups]
+        return identity, [inspect_part(first.beside(group), request) for group in groups]
 
 
-def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
+def inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
     fields, of_anchors, empty = _inspect_fields(group, request)
     if empty and not fields:
         return StoredPart(group.path, group.group, {}, WindowStarts(0, 1, 0), empty[0])
@@ -357,8 +357,8 @@ def _inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
     for key, field in request.fields.items():
         if field.attr:
             name, _, value = _attribute(group, field)
-            label, one = f"{name.strip('/')}@{field.attr}", value.reshape(1)
-            fields[key] = kept_field(group.path, label, one, field, rows=rows, where=f"fields.{key}")
+            label = f"{name.strip('/')}@{field.attr}"
+            fields[key] = kept_field(group.path, label, value[None], field, rows=rows, where=f"fields.{key}")
     lost = {key: of.sequences.lost for key, of in (fields | of_anchors).items() if of.sequences}
     outside = b"refers to a place outside of the file; restore the file"
     lacking = {key: Lacking(own, np.array([outside] * len(own))) for key, own in lost.items() if len(own)}
@@ -400,7 +400,7 @@ def _placed_fields(
         if field.time and not field.seconds:
             read(field.time, rows)
     change = functools.cache(functools.partial(_placed, read, clock, rows, episodes))  # a mask shares its field's
-    return {key: each.with_window(change) for key, each in fields.items()}
+    return {key: each.changed("window", change) for key, each in fields.items()}
 
 
 def _inspect_fields(
@@ -488,7 +488,7 @@ def _check_lengths(path: str, fields: Mapping[str, StoredField], *, chosen: bool
 
 
 def value_of(node: Any, field: Field, path: str, name: str) -> npt.NDArray[Any]:
-    """The attribute of an object of libhdf5, as an array without axes: a number, or bytes of text."""
+    """The attribute of an object of libhdf5: numbers, or the bytes of one text. One value has no axes."""
     where = f"{path}:/{name}: its attribute {field.attr!r}"
     context: dict[str, Any] = {"file": path, "dataset": name}
     try:
@@ -496,14 +496,16 @@ def value_of(node: Any, field: Field, path: str, name: str) -> npt.NDArray[Any]:
     except KeyError:
         cure = "write it, or choose only groups that have it, by their names"
         raise MissingError(f"{where} is missing; {cure}", **context) from None
-    values = np.empty(stored.shape, stored.dtype)
-    stored.read(values)
+    shape, dtype = (0,) if stored.shape is None else stored.shape, stored.dtype
+    values = np.empty(shape, dtype)
+    if not dtype.subdtype and values.size:
+        stored.read(values)
     value: Any = values.reshape(-1)[0] if values.size == 1 else None
     if isinstance(value, bytes | str):
         return np.array(value if isinstance(value, bytes) else value.encode(errors="surrogateescape"))
-    if value is None or (values.dtype.kind, values.dtype.itemsize) not in TENSOR_TYPES:
-        raise FormatError(f"{where} holds {values.dtype} {values.shape}, not one number; leave it out", **context)
-    return values.reshape(())
+    if not values.size or (dtype.kind, dtype.itemsize) not in TENSOR_TYPES:
+        raise FormatError(f"{where} holds {dtype} {shape}, not numbers, nor one text; leave it out", **context)
+    return values if value is None else values.reshape(())
 
 
 def kept_field(
@@ -519,7 +521,7 @@ def kept_field(
 ) -> StoredField:
     """A field of values kept in memory: one for each row, or one for all ``rows``. Rows in ``lacking`` have none."""
     native = values.dtype.newbyteorder("=")
-    shape, row = (rows or len(values),), FieldSpec((), native)
+    shape, row = (rows or len(values), *values.shape[1:]), FieldSpec(values.shape[1:], native)
     stored = StoredDataset(path, name, shape, native, 0, row, kept=values, names=names)
     if native.kind == "S" or field.kind:
         codes, row = numbered(values, field, stored, where)
@@ -672,8 +674,11 @@ def common_fields(parts: Sequence[StoredPart]) -> dict[str, FieldSpec]:
     for part in parts:
         _check_compatible(part, parts[0], known)
         for key, spec in known.items():
-            if more := {*part.fields[key].spec.meanings}.difference(spec.meanings):
+            own = part.fields[key].spec
+            if more := {*own.meanings}.difference(spec.meanings):
                 known[key] = dataclasses.replace(spec, meanings=tuple(sorted(more.union(spec.meanings))))
+            if own.narrow != spec.narrow:
+                known[key] = dataclasses.replace(known[key], narrow=None)
     return known
 
 
@@ -683,7 +688,7 @@ def _check_compatible(part: StoredPart, first: StoredPart, known: Mapping[str, F
         has = f"has the fields {', '.join(part.fields)}, but {where} has {', '.join(first.fields)}"
         raise FormatError(f"{part}: {has}; parts of one source must agree")
     for key, field in part.fields.items():
-        mine, other = field.spec, known[key]
+        mine, other = (dataclasses.replace(each, narrow=None) for each in (field.spec, known[key]))
         if mine == other and (mine.meanings == other.meanings or not contradict(mine.named, other.named)):
             continue
         one, two = (f"{'rows of ' * each.ragged}{each.dtype} {each.shape[each.ragged :]}" for each in (mine, other))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -93,11 +94,6 @@ class StoredField:
         irregular = isinstance(self.stored, StoredRanges | StoredPatches) or isinstance(self.window, TimedWindow)
         return not (irregular or self.window.at)
 
-    def with_places(self, **changes: Any) -> StoredField:
-        channels = tuple(each.with_places(**changes) for each in self.channels)
-        stored: Any = self.stored
-        return dataclasses.replace(self, stored=dataclasses.replace(stored, **changes), channels=channels)
-
     @property
     def chunks_per_sample(self) -> float:
         """The number of chunks that a sample touches, on average over places in chunks."""
@@ -109,9 +105,10 @@ class StoredField:
             steps = steps / np.median(np.diff(self.window.times))
         return 1 + float(np.minimum(steps / rows, 1).sum())
 
-    def with_window(self, change: Callable[[Window], Window]) -> StoredField:
-        channels = tuple(each.with_window(change) for each in self.channels)
-        return dataclasses.replace(self, window=change(self.window), channels=channels)
+    def changed(self, name: str, change: Callable[[Any], Any]) -> StoredField:
+        """The field with a changed attribute, also of its channels."""
+        channels = tuple(each.changed(name, change) for each in self.channels)
+        return dataclasses.replace(self, channels=channels, **{name: change(getattr(self, name))})
 
     def extent(self, anchors: Indices) -> tuple[Indices, Indices]:
         """The first and the last row, or element, that each sample reads."""
@@ -408,7 +405,8 @@ def at_same_places(fields: dict[str, StoredField]) -> dict[str, StoredField]:
             raise stored.error(FormatError, f"has {mine}, but {first} has {other}; {cure}")
     if first and first.scattered and first.drawn is not None and first.shape[0] > first.size[0]:
         filtered = [dataset.chunk_rows for each in fields.values() for dataset in each.datasets if dataset.filtered]
-        return {key: field.with_places(block=max(filtered or [POINTS])) for key, field in fields.items()}
+        with_blocks = functools.partial(dataclasses.replace, block=min(max(filtered or [POINTS]), first.shape[0]))
+        return {key: field.changed("stored", with_blocks) for key, field in fields.items()}
     return fields
 
 
@@ -421,5 +419,6 @@ def with_centres(
             what = f"{field.located} holds no whole numbers, one for each element; name a field of classes"
             raise ConfigError(what, f"foreground.{key}")
         centres = tuple(zip(shares.values(), elements_of(group, patches, list(shares)), strict=True))
-        fields = {name: each.with_places(centres=centres) for name, each in fields.items()}
+        at_centres = functools.partial(dataclasses.replace, centres=centres)
+        fields = {name: each.changed("stored", at_centres) for name, each in fields.items()}
     return fields

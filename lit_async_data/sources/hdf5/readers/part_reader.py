@@ -30,7 +30,7 @@ from lit_async_data.sources.hdf5.parts.samples import with_samples
 from lit_async_data.sources.hdf5.parts.stored_field import Kind, StoredField
 from lit_async_data.sources.hdf5.readers import readers
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache, ChunkedReader
-from lit_async_data.sources.hdf5.readers.patches import patch_reader
+from lit_async_data.sources.hdf5.readers.patches import ChunkedPatchReader, PatchReader, PointsReader
 from lit_async_data.sources.hdf5.readers.readers import BLOCK_BYTES, Reader
 from lit_async_data.sources.hdf5.readers.slabs import H5pySlabDecoder, IndexedSlabDecoder, RawReader, is_raw
 from lit_async_data.sources.hdf5.schema.categories import MISSING, UNLISTED
@@ -168,10 +168,17 @@ class PartReader:
                 rows = None if stored.alone else self._reader(stored.ranges or stored.values)
                 return readers.ImageReader(stored, rows, self._file)
             case StoredPatches():
-                name = f"patches {len(self.datasets)}"  # the same in each part
-                rows = self._dataset_reader(stored.values) if stored.block else None
-                self.datasets[name] = reader = patch_reader(stored, self._file, self._cache, name, rows)
-                return reader
+                return self._patch_reader(stored)
+
+    def _patch_reader(self, stored: StoredPatches) -> Reader:
+        name = f"patches {len(self.datasets)}"  # the same in each part
+        if stored.holds == "values" and stored.block:
+            self.datasets[name] = reader = fastest_reader(stored.values, self._file, self._cache, name)
+            return PointsReader(stored, reader)
+        if stored.holds != "values" or stored.values.index is None:
+            return PatchReader(stored, self._file)
+        self.datasets[name] = ChunkedPatchReader(stored, stored.values.index, self._file, self._cache, name)
+        return self.datasets[name]
 
     def _dataset_reader(self, stored: StoredDataset) -> Reader:
         name = self._part.dataset_key(stored)

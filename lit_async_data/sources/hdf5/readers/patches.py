@@ -25,17 +25,6 @@ from lit_async_data.sources.hdf5.storage.open_file import OpenFile
 from lit_async_data.sources.local_files import retry_once
 
 
-def patch_reader(
-    patches: StoredPatches, file: OpenFile, cache: ChunkCache, name: str, rows: Reader | None = None
-) -> Reader:
-    stored = patches.values
-    if rows and patches.holds == "values":
-        return PointsReader(patches, rows)
-    if patches.holds != "values" or stored.index is None or (stored.offset is not None and file.mapped):
-        return PatchReader(patches, file)
-    return ChunkedPatchReader(patches, stored.index, file, cache, name)
-
-
 class PatchReader(Reader):
     """Patches of contiguous values from the map of the file, and others through h5py; their origins and masks."""
 

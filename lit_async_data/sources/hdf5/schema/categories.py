@@ -260,8 +260,10 @@ def numbered(
     floats = field.kind in ("text", "class") and values.dtype.kind == "f"  # as MATLAB stores whole numbers
     if floats and (np.abs(values) < INEXACT).all() and (values % 1 == 0).all():
         values = values.astype(np.int64)
-    if values.dtype.kind not in ("SOiu" if field.kind in ("text", "class") else "SO") or field.kind == "number":
-        what = f"{stored} holds {values.dtype}{', with fractions or NaN' * floats}, which is not {field.kind}"
+    kinds = "SOiu" if field.kind in ("text", "class") else "SO"
+    if values.dtype.kind not in kinds or field.kind == "number" or values.ndim > 1:
+        holds = f"{values.dtype}{' arrays' * (values.ndim > 1)}{', with fractions or NaN' * floats}"
+        what = f"{stored} holds {holds}, which is not {field.kind}"
         if where == "fields.(on)":
             raise ConfigError(f"{what}; ids are text or whole numbers: name a dataset of ids", "on")
         raise ConfigError(f"{what}; leave kind out", f"{where}.kind")

@@ -81,9 +81,9 @@ class Field(ImageOptions):
         time: A dataset with the time of each row, in seconds, ascending. The field may then have another number of rows
             than the fields without seconds, whose rows are the samples; the time of a sample is in the ``time`` of the
             first of these that has one, else in that of the field itself. None: ``offsets`` are rows.
-        patch: The shape of a sample that is a part of a volume, an array of any rank, one per file or group, as
-            ``(32, 64, 64)``; 1 for an axis gives slices. See ``patches_per_volume`` of `HDF5Source`. The first element
-            of each patch is in another field, ``KEY_origin``, int64 of shape (axes,).
+        patch: The shape of a sample that is a part of a volume, an array of any rank, one per file, group or dataset,
+            as ``(32, 64, 64)``; 1 for an axis gives slices. See ``patches_per_volume`` of `HDF5Source`. The first
+            element of each patch is in another field, ``KEY_origin``, int64 of shape (axes,).
         stride: Elements from one patch to the next along each axis. The last patch ends with the volume, so that
             patches cover it. None: the shape of a patch.
         points: The number of points of a sample that is a part of a cloud, a dataset with the points on axis 0, one per
@@ -96,8 +96,9 @@ class Field(ImageOptions):
         starts: As a dataset of ``offsets``, without the end of the last sample, which ends with ``name``.
         ends: A dataset with the end of each sample, instead of ``offsets``.
         lengths: A dataset with the number of rows of each sample, instead of ``offsets``.
-        attr: An attribute with one number or text, of the dataset ``name`` or, without a name, of the group of the part
-            (``"/"``: of the file): one value for all rows of the part, or for each group or dataset that is a sample.
+        attr: An attribute with numbers, of any shape, or one text, of the dataset ``name`` or, without a name, of the
+            group of the part (``"/"``: of the file): one value for all rows of the part, or for each group or dataset
+            that is a sample. A single number has no axis.
         per: ``"anchor"``: the dataset has a value for each row number in the dataset that ``rows`` names, such as the
             label of each event. ``"edge"``: a value before each row and one behind the last, in each part or episode,
             as T + 1 observations beside T actions; ``offsets=[0, 1]`` are both around a row. None: a value for each row

@@ -22,7 +22,7 @@ from lit_async_data.sources.hdf5.storage.handles import identity_of
 
 Box = tuple[slice, ...]
 # The most elements of a class of a volume that are kept as middles of patches; elements that are read together for it.
-CENTRES, SCANNED = 4096, 2**24
+CENTRES, SCANNED = 4096, 2**20
 # Points that are drawn together where nothing is compressed: about a page of the disk.
 POINTS = 256
 # Decoded chunks stay between batches if patches would decode at least this many times as much without.
@@ -59,9 +59,9 @@ class StoredPatches(Located):
         return math.prod(map(len, self._firsts)) if self.drawn is None else self.drawn
 
     @functools.cached_property
-    def decoding(self) -> tuple[bool, float]:
-        """Whether decoded chunks stay between batches, and the chunks that an epoch decodes, as expected."""
-        index, drawn = self.values.index, self.drawn or 1
+    def decoding(self) -> tuple[bool, float, float]:
+        """Whether decoded chunks stay between batches, the chunks that an epoch decodes then, and if none stays."""
+        index, drawn, anew = self.values.index, self.drawn or 1, float(self.rows)
         assert index is not None
         places = self._firsts if self.drawn is None else map(np.arange, np.subtract(self.shape, self.extent) + 1)
         axes = zip(places, self.extent, strict=True)
@@ -72,18 +72,20 @@ class StoredPatches(Located):
             begin = np.arange(chunks)[:, None] * chunk
             near = (first < begin + chunk) & (first + n > begin)
             often = np.multiply.outer(often, near.any(axis=1) if self.drawn is None else near.mean(axis=1))
-        once, anew = float((1 - (1 - often) ** drawn).sum()), float(drawn * often.sum())
+            anew *= float(near.mean(axis=1).sum())
+        once = float((1 - (1 - often) ** drawn).sum())
         kept = self.drawn is None or anew >= WORTH_KEEPING * once
-        return kept, once if kept else anew
+        return kept, once if kept else anew, anew
 
-    def decoded(self) -> float:
-        """The bytes that an epoch decodes, as expected, if batches share no chunks that do not stay."""
+    def decoded(self) -> Array:
+        """The bytes that an epoch decodes, as expected, by volumes and in any order: shape (2,)."""
         index, drawn = self.values.index, self.drawn or 1
         if index is None or not self.values.filtered:
-            return 0.0
+            return np.zeros(2)
         if self.block:
-            return float(1 - (1 - min(self.size[0] / self.shape[0], 1)) ** drawn) * self.values.nbytes
-        return self.decoding[1] * math.prod(index.shape) * self.values.dtype.itemsize
+            share = min(-(-self.size[0] // self.block) * self.block / self.shape[0], 1.0)
+            return np.array([1 - (1 - share) ** drawn, share * drawn]) * self.values.nbytes
+        return np.array(self.decoding[1:]) * math.prod(index.shape) * self.values.dtype.itemsize
 
     @property
     def described(self) -> str:
@@ -116,25 +118,31 @@ class StoredPatches(Located):
             origins[which] = first.clip(0, np.subtract(self.shape, self.extent))
         return origins
 
-    @functools.cached_property
-    def _blocks(self) -> tuple[int, int]:
-        """The number of blocks of points, and the most that a sample takes."""
-        blocks = -(-self.shape[0] // self.block)
-        return blocks, min(self.size[0] // self.block + 2, blocks)
+    @property
+    def _blocks(self) -> int:
+        """The most whole blocks of points that a sample takes, beside the short one at the end."""
+        return min(self.size[0] // self.block + 1, self.shape[0] // self.block)
 
     def ranges(self, rows: Indices, keys: Words | None) -> Select:
         """The points of samples: blocks in random order, the last of which is cut at random."""
         assert keys is not None
-        blocks, most = self._blocks
-        number = np.arange(most)
+        most, (points, size) = self._blocks, (self.shape[0], self.size[0])
+        blocks, rest = divmod(points, self.block)
         drawn = Permutations(np.full(len(rows), blocks), keys)(
-            np.tile(number, len(rows)), np.repeat(np.arange(len(rows)), most)
+            np.tile(np.arange(most), len(rows)), np.repeat(np.arange(len(rows)), most)
         )
-        begins = drawn.reshape(-1, most) * self.block
-        there = np.minimum(self.block, self.shape[0] - begins)
-        taken = (self.size[0] - np.cumsum(there, axis=1) + there).clip(0, there)
+        numbers = np.pad(drawn.reshape(-1, most), ((0, 0), (1, 0)), constant_values=blocks)
+        # The short block comes first in so many samples that its points are drawn as often as others; else last.
+        least, whole = max(size - blocks * self.block, 0), min(rest, size)
+        share = (size * rest / points - least) / max(whole - least, 1)
+        last = derived_keys(keys, blocks + most + 1) / 2.0**64 >= share
+        numbers[last] = np.roll(numbers[last], -1, axis=1)
+        begins = numbers * self.block
+        there = np.minimum(self.block, points - begins)
+        taken = (size - np.cumsum(there, axis=1) + there).clip(0, there)
         # A block begins anywhere, and goes on at its start.
-        first = (derived_keys(keys[:, None], number + blocks) % there.astype(np.uint64)).astype(np.int64)
+        random = derived_keys(keys[:, None], np.arange(most + 1) + blocks)
+        first = (random % np.maximum(there, 1).astype(np.uint64)).astype(np.int64)
         head = np.minimum(taken, there - first)
         return Select(np.stack([begins + first, begins], 2).ravel(), np.stack([head, taken - head], 2).ravel())
 
@@ -147,7 +155,7 @@ class StoredPatches(Located):
 
     def slabs(self, rows: int) -> int:
         """The largest number of slabs of ``rows`` rows that the samples of a cloud touch; 1 if they are no rows."""
-        return self.rows * self._blocks[1] * (-(-self.block // rows) + 1) if self.block else 1
+        return self.rows * (self._blocks + 1) * (-(-self.block // rows) + 1) if self.block else 1
 
     def stored(self, places: Any, whole: Any) -> tuple[Any, ...]:
         """Something for each stored axis, given it for each axis, and for the channels."""
@@ -173,16 +181,27 @@ def elements_of(group: OpenGroup, patches: StoredPatches, classes: Sequence[int]
     name, state = f"/{patches.name.strip('/')}", identity_of(group.file).state
     key = IndexKey(patches.path, f"{CENTRES} elements of {list(classes)} in {name}", state)
     if (found := group.cache.load(key)) is None:
-        dataset, size = group.whole(name, "foreground: "), math.prod(patches.shape[1:])
-        found, rows = {str(each): np.zeros(0, np.int64) for each in classes}, max(SCANNED // size, 1)
-        for first in range(0, patches.shape[0], rows):
-            values = dataset[first : first + rows].ravel()
+        dataset, shape = group.whole(name, "foreground: "), patches.shape
+        found = {str(each): np.zeros(0, np.int64) for each in classes}
+        for box in _boxes(shape, dataset.chunks or (1,) * len(shape)):
+            values, begins = dataset[box], [span.start for span in box]
             for each in classes:
-                own = np.append(found[str(each)], np.flatnonzero(values == each) + first * size)
-                most = np.argsort(derived_keys(0, own))[:CENTRES]  # random, whatever the blocks
-                found[str(each)] = np.sort(own[most])
+                places = map(np.add, np.nonzero(values == each), begins)
+                own = np.append(found[str(each)], np.ravel_multi_index(tuple(places), shape))
+                if len(own) > CENTRES:  # the least by their random keys, whatever the boxes
+                    own = own[np.argpartition(derived_keys(0, own), CENTRES)[:CENTRES]]
+                found[str(each)] = np.sort(own)
         group.cache.store(key, found)
     return list(found.values())
+
+
+def _boxes(shape: Sequence[int], chunk: Sequence[int]) -> Iterator[Box]:
+    """Boxes of whole chunks, of up to `SCANNED` elements if a chunk has no more, that cover a volume."""
+    size = list(chunk)
+    for axis in reversed(range(len(shape))):
+        size[axis] *= max(min(SCANNED // math.prod(size), -(-shape[axis] // size[axis])), 1)
+    axes = zip(shape, size, strict=True)
+    return itertools.product(*([slice(first, min(first + n, end)) for first in range(0, end, n)] for end, n in axes))
 
 
 def inspect_patches(group: OpenGroup, field: Field, layout: str | None, where: str, drawn: int | None) -> StoredPatches:

@@ -119,6 +119,45 @@ def test_places_agree_between_ranks_and_workers_and_after_a_resume(tmp_path):
         other.load_state_dict(state)
 
 
+@pytest.mark.parametrize(
+    ("shape", "chunk", "most"),
+    [
+        ((30, 40, 50), (8, 8, 8), 5000),
+        ((30, 40, 50), (30, 40, 1), 5000),
+        ((7, 300), (1, 1), 64),
+        ((9,), (4,), 1),
+        ((3, 5, 7, 2), (1, 1, 1, 1), 10**6),
+    ],
+)
+def test_each_chunk_of_classes_is_decoded_once(shape, chunk, most, monkeypatch):
+    monkeypatch.setattr(patches, "SCANNED", most)
+    often = np.zeros(shape, int)
+    for box in patches._boxes(shape, chunk):
+        often[box] += 1
+        assert often[box].size <= max(most, math.prod(chunk))
+        assert not any(span.start % n or (span.stop % n and span.stop < m) for span, n, m in zip(box, chunk, shape))
+    assert (often == 1).all()
+
+
+@pytest.mark.parametrize("chunks", [None, (8, 8, 8)])
+@pytest.mark.parametrize("most", [777, 2**20])
+def test_elements_of_a_class_are_drawn_evenly_and_rare_ones_are_all_there(tmp_path, chunks, most, monkeypatch):
+    monkeypatch.setattr(patches, "SCANNED", most)
+    mask = np.zeros((40, 48, 40), "u1")
+    mask[:32], mask[39, 5, 7:10] = 1, 2
+    with h5py.File(tmp_path / "0.h5", "w") as file:
+        file.create_dataset("mask", data=mask, chunks=chunks)
+    fields = {"y": Field("mask", patch=SIZE)}
+    source = HDF5Source(tmp_path / "0.h5", fields, patches_per_volume=1, foreground={"y": {1: 0.5, 2: 0.1}})
+    (_, common), (_, rare) = source.stored_parts[0].fields["y"].patches.centres
+    assert rare.tolist() == np.flatnonzero(mask == 2).tolist()
+    assert len(set(common)) == len(common) == patches.CENTRES
+    assert (mask.ravel()[common] == 1).all()
+    cells = np.ravel_multi_index(np.array(np.unravel_index(common, mask.shape)) // 8, (4, 6, 5))
+    expected = patches.CENTRES / 120
+    assert ((np.bincount(cells, minlength=120) - expected) ** 2 / expected).sum() < 190  # chi² of 119; p = 3e-5
+
+
 def test_classes_are_read_once_with_a_cache_dir(tmp_path, monkeypatch):
     path = write(tmp_path)
     monkeypatch.setattr(index, "changed_recently", lambda *_: False)

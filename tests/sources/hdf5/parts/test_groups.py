@@ -20,6 +20,7 @@ from lit_async_data import (
     HDF5Source,
     MissingError,
     SubsetSource,
+    merge_patches,
     split,
 )
 from lit_async_data.sources.hdf5.index import index as index_cache
@@ -117,7 +118,7 @@ def link(file):
     ("edit", "error", "message", "dataset"),
     [
         (link, FormatError, "another file", "s5/image"),
-        (of_attribute([1, 2]), FormatError, "not one number", "s5"),
+        (of_attribute(["a", "b"]), FormatError, "not numbers, nor one text", "s5"),
         (of_attribute(11), FormatError, "11 is not one of its 7 classes", "s5@label"),
     ],
 )
@@ -137,8 +138,9 @@ def test_a_group_that_differs_is_named_when_the_source_is_built(edit, error, mes
         (another(data=np.zeros((8, 7, 3), "u1")), ("s5/image", r"holds uint8 \(8, 7, 3\), but s0/image holds")),
         (another(data=np.zeros((9, 7, 3), "u1")), ("s5/image", r"holds uint8 \(9, 7, 3\), but s0/image holds")),
         (another(data=np.zeros(SHAPE, "u2")), ("s5/image", "holds uint16")),
-        (of_attribute(0.5), ("s5@label", r"its 'label' is float64 \(\), but int64 in the first sample")),
-        (of_attribute("x"), ("s5@label", r"its 'label' is \|S1 \(\), but int64 in the first sample")),
+        (of_attribute(0.5), ("s5@label", r"its 'label' is float64 \(\), but int64 \(\) in the first sample")),
+        (of_attribute([1, 2]), ("s5@label", r"its 'label' is int64 \(2,\), but int64 \(\) in the first sample")),
+        (of_attribute("x"), ("s5@label", r"its 'label' is \|S1 \(\), but int64 \(\) in the first sample")),
     ],
 )
 def test_a_group_of_another_type_is_told_and_named_when_read(edit, said, tmp_path, caplog, monkeypatch):
@@ -518,3 +520,130 @@ def test_a_file_that_is_a_sample_is_named_without_a_pattern(tmp_path):
     with pytest.raises(FormatError) as refused:
         HDF5Source(str(tmp_path / "*.h5"), {"x": "ct"}, sample="group")
     assert str(refused.value).startswith(f"{tmp_path}/1.h5:/ct: has samples of float64 (4, 6), but in {tmp_path}/0.h5 ")
+
+
+PATCH = {"patch": (6, 7, 8)}
+
+
+def mask_of(volume):
+    mask = (volume > 90).astype("u1")
+    mask[5, 6, 4] = 2
+    return mask
+
+
+def write_volumes(folder, count=2):
+    """Files with ct/s1, ct/s2, ct/s10, a mask of each, a second sequence and a cloud of points."""
+    found = []
+    for number in range(count):
+        with h5py.File(folder / f"{number}.h5", "w") as file:
+            file.attrs["site"], file.create_group("ct").attrs["scanner"] = number, [1, 2]
+            for scan in (1, 2, 10):
+                volume = np.random.default_rng(10 * number + scan).integers(0, 99, (10 + scan, 12, 9)).astype("i2")
+                found.append((f"{number}.h5", f"s{scan}", volume))
+                file.create_dataset(f"ct/s{scan}", data=volume, chunks=(4, 5, 6), compression="gzip")
+                file[f"ct/s{scan}"].attrs["spacing"] = [1.0, 1.0, scan]
+                file[f"mask/s{scan}"], file[f"mr/s{scan}"] = mask_of(volume), volume[::-1]
+                cloud = np.arange(3 * (500 + scan)).reshape(-1, 3)
+                file.create_dataset(f"cloud/s{scan}", data=cloud, chunks=(64, 3), compression="gzip")
+    return str(folder / "*.h5"), found
+
+
+def test_datasets_of_a_group_are_volumes(tmp_path):
+    path, volumes = write_volumes(tmp_path)
+    fields = {"x": Field("/ct/*", **PATCH), "y": Field("mask/*", **PATCH), "both": Field(["ct/*", "mr/*"], **PATCH)}
+    fields |= {
+        "spacing": Field(attr="spacing"),
+        "site": Field("/", attr="site"),
+        "scanner": Field("ct", attr="scanner"),
+    }
+    options = {"sample": "dataset", "patches_per_volume": 20, "foreground": {"y": {2: 0.5}}}
+    source = pickle.loads(pickle.dumps(HDF5Source(path, fields, **options)))
+    assert [part.name for part in source.parts] == [f"{file}:/ct/{name}" for file, name, _ in volumes]
+    assert [run.rows for run in source.chunks.runs] == [20] * 6
+    middles = []
+    with AsyncLoader(source, {"batch_size": 7, "shuffle": True, "return_indices": True}) as loader:
+        for batch in loader:
+            keys = ("x", "y", "both", "x_origin", "spacing", "site", "scanner", "index")
+            for x, y, both, origin, spacing, site, scanner, sample in zip(*(batch[key].numpy() for key in keys)):
+                file, name, volume = volumes[sample // 20]
+                box = tuple(slice(first, first + n) for first, n in zip(origin, PATCH["patch"]))
+                np.testing.assert_array_equal(x, volume[box])
+                np.testing.assert_array_equal(y, mask_of(volume)[box])
+                np.testing.assert_array_equal(both, [volume[box], volume[::-1][box]])
+                assert (f"{site}.h5", f"s{spacing[2]:.0f}", [*scanner]) == (file, name, [1, 2])
+                middles.append(y[3, 3, 4] == 2)
+    assert 0.35 < np.mean(middles) < 0.65
+    assert source.locate([59])[0][1:] == ("/ct/s10", 19)
+    side = split(source, {"a": 0.5, "b": 0.5}, groups="group")["a"]
+    assert len({place[:2] for place in side.locate(side.ids(np.arange(len(side))))}) == 3
+
+
+def test_predicted_datasets_are_merged_under_their_names(tmp_path):
+    path, volumes = write_volumes(tmp_path)
+    grid = HDF5Source(path, {"x": Field("ct/*", **PATCH, stride=(3, 5, 1))}, sample="dataset")
+    merge_patches(np.stack([grid[sample]["x"] for sample in range(len(grid))]), grid, tmp_path / "merged.h5")
+    with h5py.File(tmp_path / "merged.h5") as file:
+        for name, scan, volume in volumes:
+            np.testing.assert_array_equal(file[f"{name}/ct/{scan}"], volume)
+
+
+def test_datasets_of_a_group_are_clouds_whose_chunks_count_once(tmp_path):
+    path, volumes = write_volumes(tmp_path, 1)
+    cloud = HDF5Source(path, {"x": Field("cloud/*", points=100)}, sample="dataset", patches_per_volume=1)
+    with AsyncLoader(cloud, {"batch_size": 4, "shuffle": True}) as loader:
+        for batch in loader:
+            np.testing.assert_array_equal(batch["x"][..., 0] // 3, batch["x_points"])
+    for number, (_, name, _) in enumerate(volumes):
+        with h5py.File(tmp_path / "0.h5") as file, h5py.File(tmp_path / f"apart_{number}.h5", "w") as apart:
+            file.copy(f"cloud/{name}", apart, "cloud")
+    apart = HDF5Source(str(tmp_path / "apart_*.h5"), {"x": Field("cloud", points=100)}, patches_per_volume=1)
+    assert [cloud.memory(chunks) for chunks in (1, 2, 3)] == [apart.memory(chunks) for chunks in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "error", "message"),
+    [
+        ({"x": Field("ct/s1", **PATCH)}, {}, ConfigError, r"fields.x: 'ct/s1' needs one \*"),
+        ({"x": Field(["ct/*", "mr"], **PATCH)}, {}, ConfigError, r"fields.x: 'mr' needs one \*"),
+        ({"x": Field("ct/*", **PATCH), "y": Field("mask", **PATCH)}, {}, ConfigError, r"fields.y: 'mask' needs one \*"),
+        ({"y": Field("ct", attr="scanner"), "x": Field("ct/*", **PATCH)}, {}, ConfigError, r"fields.y: 'ct' needs one"),
+        ({"x": Field("ct/z*", **PATCH)}, {}, MissingError, r"0.h5: 'ct/z\*' matches no dataset; check the name"),
+        ({"x": Field("ct/*", **PATCH), "y": Field("pet/*", **PATCH)}, {}, MissingError, "has no dataset 'pet/s1'"),
+        ({"x": Field("*", **PATCH)}, {}, FormatError, "0.h5:/cloud: is a group"),
+        ({"x": Field("ct/*", **PATCH)}, {"group": "ct"}, ConfigError, "^group: does not go with sample='dataset'"),
+        (
+            {"x": Field("ct/*", **PATCH)},
+            {"sample": "group"},
+            ConfigError,
+            "^sample: is for rows, .* patches of volumes",
+        ),
+        (
+            {"x": Field("cloud/*", points=9)},
+            {"stride": 2},
+            ConfigError,
+            "^stride: is for rows, .* are points of clouds",
+        ),
+        (
+            {"x": Field("ct/*", **PATCH), "a": Field(attr="age")},
+            {},
+            MissingError,
+            "ct/s1: its attribute 'age' is missing",
+        ),
+    ],
+)
+def test_a_fault_of_datasets_as_volumes_is_named(tmp_path, fields, options, error, message):
+    path, _ = write_volumes(tmp_path, 1)
+    with pytest.raises(error, match=message):
+        HDF5Source(path, fields, **{"sample": "dataset"} | options)
+
+
+def test_an_attribute_without_a_star_is_of_all_datasets(tmp_path):
+    write_volumes(tmp_path, 1)
+    with h5py.File(tmp_path / "0.h5", "a") as file:
+        for scan in file["ct"]:
+            file[f"label/{scan}"] = 3
+            file[f"label/{scan}"].attrs["site"] = 8
+    fields = {"x": "label/*", "own": Field(attr="site"), "site": Field("/", attr="site")}
+    source = HDF5Source(tmp_path / "0.h5", fields | {"s": Field("ct", attr="scanner")}, sample="dataset")
+    assert [source.column(key).tolist() for key in ("own", "site")] == [[8] * 3, [0] * 3]
+    assert source[2]["s"].tolist() == [1, 2]

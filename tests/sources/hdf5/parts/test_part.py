@@ -8,6 +8,7 @@ from support.sources.oracle import check, read, read_from, refused
 from support.sources.parts import parts_of
 
 from lit_async_data import AsyncDataError, ConfigError, Field, FormatError, HDF5Source, MissingError
+from lit_async_data.sources.hdf5.index import index
 from lit_async_data.sources.hdf5.parts.part import grouping_key
 
 
@@ -139,7 +140,8 @@ def test_rows_that_are_changed_afterwards_change_nothing(h5):
 
 def test_an_attribute_is_the_value_of_all_rows_of_its_part(tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as file:
-        file.attrs["site"], file.attrs["pair"] = 5, [1, 2]
+        file.attrs.update(site=5, pair=["a", "b"], void=np.zeros(0), null=h5py.Empty("f8"))
+        file.attrs.create("rows", np.zeros(3), (1, 3), np.dtype(("f8", 3)))
         for patient in range(3):
             file[f"p{patient}/data"] = np.arange(10 * (patient + 1))
             file[f"p{patient}"].attrs["age"] = 40.5 + patient
@@ -152,11 +154,42 @@ def test_an_attribute_is_the_value_of_all_rows_of_its_part(tmp_path):
     with pytest.raises(ConfigError, match="window: does not apply to an attribute"):
         Field(attr="age", window=2)
     for wrong, said in (
-        (Field("/", attr="pair"), r"x.h5:/: its attribute 'pair' holds int64 \(2,\), not one number"),
+        (Field("/", attr="pair"), r"x.h5:/: its attribute 'pair' holds object \(2,\), not numbers, nor one text"),
+        (Field("/", attr="void"), r"x.h5:/: its attribute 'void' holds float64 \(0,\), not numbers"),
+        (Field("/", attr="null"), r"x.h5:/: its attribute 'null' holds float64 \(0,\), not numbers"),
+        (Field("/", attr="rows"), r"x.h5:/: its attribute 'rows' holds \('<f8', \(3,\)\) \(1,\), not numbers"),
         (Field(attr="weight"), "/p0: its attribute 'weight' is missing; write it"),
     ):
         with pytest.raises((FormatError, MissingError), match=said):
             HDF5Source(tmp_path / "x.h5", {"x": "data", "y": wrong}, group="p*")
+
+
+@pytest.mark.parametrize("sample", ["row", "group"])
+def test_an_attribute_of_numbers_keeps_its_shape(tmp_path, sample, monkeypatch):
+    monkeypatch.setattr(index, "changed_recently", lambda *_: False)
+    for number in range(2):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["ct"] = np.zeros((2, 3), "u1")
+            file["ct"].attrs.update(spacing=[0.5, 0.5, 1 + number], ints=np.array([1, 2, number], "i2"), one=[number])
+            file["ct"].attrs.update(length=np.zeros(2 + number), mixed=np.zeros(3, "f8" if number else "i2"))
+            file.attrs["affine"] = np.eye(4) + number
+    fields = {"spacing": Field("ct", attr="spacing", dtype="float32"), "affine": Field(attr="affine")}
+    fields |= {key: Field("ct", attr=key) for key in ("ints", "one")}
+    fields |= {"mixed": Field("ct", attr="mixed", dtype="float32"), "x": "ct"}
+    path = str(tmp_path / "*.h5")
+    for _ in range(2):  # the second takes groups from the cache
+        source = HDF5Source(path, fields, sample=sample, cache_dir=tmp_path / "kept")
+    last = source[len(source) - 1]
+    np.testing.assert_array_equal(last["spacing"], np.array([0.5, 0.5, 2], "f4"), strict=True)
+    np.testing.assert_array_equal(last["affine"], np.eye(4) + 1, strict=True)
+    np.testing.assert_array_equal(last["ints"], np.array([1, 2, 1], "i2"), strict=True)
+    np.testing.assert_array_equal(last["mixed"], np.zeros(3, "f4"), strict=True)
+    assert source.spec["mixed"].narrow is None
+    assert source.column("one").tolist() == [0, 1] if sample == "group" else [0, 0, 1, 1]
+    with pytest.raises(FormatError, match=r"1.h5:/ct@length: .* float64 \(3,\), but in .*0.h5 they are float64 \(2,\)"):
+        HDF5Source(path, {"x": "ct", "y": Field("ct", attr="length")}, sample=sample)
+    with pytest.raises(ConfigError, match=r"fields.y.kind: .*ct@ints holds int16 arrays, which is not text"):
+        HDF5Source(path, {"x": "ct", "y": Field("ct", attr="ints", kind="text")}, sample=sample)
 
 
 GZIP = {"compression": "gzip"}

@@ -27,6 +27,7 @@ from lit_async_data import (
 )
 from lit_async_data.lightning.display import summary_lines
 from lit_async_data.order.chunk_order import ChunkRun
+from lit_async_data.sources.hdf5.readers import part_reader
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.testing import check_contract
 
@@ -105,6 +106,17 @@ def test_2000_drawn_patches_equal_slices_of_whole_arrays(tmp_path, stored, mappe
         seen = np.array([place[1:] for place in places if place[0] == number])
         assert seen.min(0).tolist() == [0, 0, 0]
         assert seen.max(0).tolist() == [n - size for n, size in zip(shape, (6, 8, 7))]
+
+
+def test_a_volume_is_the_unit_of_the_shuffle_beside_a_large_attribute(tmp_path):
+    path = write(tmp_path)
+    for number in range(3):
+        with h5py.File(tmp_path / f"{number}.h5", "a") as file:
+            file["ct"].attrs["affine"] = np.eye(4) * number
+    fields = {"affine": Field("ct", attr="affine"), "x": Field("ct", patch=(1, 2, 2))}
+    source = HDF5Source(path, fields, patches_per_volume=5)
+    assert source.chunks.runs == (ChunkRun(5, 5),) * 3
+    np.testing.assert_array_equal(read(source, np.arange(15))["affine"][:, 3, 3], np.repeat([0, 1, 2], 5))
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 20_000, 2**24])
@@ -494,3 +506,28 @@ def test_the_bytes_decoded_for_each_one_used_are_said(tmp_path, monkeypatch, cou
             used += sum(batch["x"].numel() * 2 for batch in loader)
             nbytes += sum(map(len, decoded))
     assert nbytes / used == pytest.approx(expected, rel=0.1 if count else 1e-6)
+
+
+@pytest.mark.parametrize(("count", "again"), [(None, True), (2, False), (60, True)])
+def test_a_global_shuffle_says_what_patches_decode_that_share_no_chunks(tmp_path, monkeypatch, caplog, count, again):
+    decoded, decode = [], FilterPipeline.decode
+    monkeypatch.setattr(FilterPipeline, "decode", lambda *given: decoded.append(decode(*given)) or decoded[-1])
+    monkeypatch.setattr(part_reader, "RECENT_BYTES", 0)
+    source = HDF5Source(
+        write(tmp_path, **STORED["gzip"]), {"x": Field("ct", patch=(8, 7, 10))}, patches_per_volume=count
+    )
+    out, used = source.spec.empty(1, ["x"]), 0
+    reads = len(source) * (600 // len(source))
+    for number in range(reads):
+        source.close()  # drops decoded chunks
+        keys = None if count is None else np.array([number * 2**40], np.uint64)
+        source.read_random(np.array([number % len(source)]), out, keys)
+        used += out["x"].nbytes
+    alone, together = source.chunks.alone, source.chunks.amplification
+    assert sum(map(len, decoded)) / used == pytest.approx(alone, rel=0.05 if count else 1e-6)
+    with AsyncLoader(source, {"batch_size": 1, "shuffle": "global", "workers": 0}) as loader:
+        said = f"about {alone:.1f} bytes are decoded for each one that patches use"
+        said += f"; shuffle=chunk decodes {together:.1f}" * again
+        assert summary_lines(loader)[1].endswith(f"shuffle global: {said}")
+        next(iter(loader))
+    assert (f"shuffle=global: {said} per epoch, and cache_bytes keeps" in caplog.text) is again

@@ -75,6 +75,28 @@ def test_a_sample_decodes_few_chunks_and_all_points_are_drawn_as_often(tmp_path)
     assert abs(often - 100).max() < 10
 
 
+@pytest.mark.parametrize(
+    ("count", "size", "chunk"),
+    [
+        *((210, size, 64) for size in (10, 50, 100, 200)),
+        *((65, 64, 64), (66, 1, 64), (100, 99, 64), (192, 64, 64), (130, 129, 64)),
+        *((300, 10, None), (200, 10, None), (1000, 500, None)),
+    ],
+)
+def test_points_of_a_short_chunk_are_drawn_as_often_as_others(tmp_path, count, size, chunk):
+    stored = {} if chunk is None else {"chunks": (chunk,), "compression": "gzip"}
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("n", data=np.arange(count), **stored)
+    drawn = read(
+        HDF5Source(tmp_path / "x.h5", {"n": Field("n", points=size)}, patches_per_volume=20_000), range(20_000)
+    )
+    for points in drawn["n"][:200]:
+        assert len(set(points)) == size
+    share = size / count
+    often = np.bincount(drawn["n"].ravel(), minlength=count) - 20_000 * share
+    assert abs(often).max() < 4.5 * (20_000 * share * (1 - share)) ** 0.5
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("stored", ["raw", "gzip"])
 def test_points_agree_between_ranks_workers_epochs_and_after_a_resume(tmp_path, stored):

@@ -34,7 +34,7 @@ FAULTS = [
     ),
     ({"x": Field("ct", patch=(8, 7, 3)), "y": "rows"}, {}, ConfigError, ["fields.y", "0.h5:/rows", "table="]),
     ({"x": Field(["ct", "other"], patch=(8, 7, 3))}, {}, FormatError, ["0.h5:/other", "(20, 31, 18)", "(20, 31, 17)"]),
-    ({"x": Field("c*", patch=(8, 7, 3))}, {"sample": "dataset"}, ConfigError, ["sample", "volumes"]),
+    ({"x": Field("c*", patch=(8, 7, 3))}, {"sample": "group"}, ConfigError, ["sample", "volumes"]),
     ({"x": Field("vectors", patch=(8,))}, {}, FormatError, ["0.h5:/vectors", "no tensor"]),
     ({"x": Field("table", patch=(8,))}, {}, FormatError, ["0.h5:/table"]),
     ({"x": Field("text", patch=(1,))}, {}, FormatError, ["0.h5:/text"]),
