@@ -180,6 +180,13 @@ def test_what_has_changed_is_told_with_both_values():
     assert STATE.differences(fewer) == ["shuffle_chunks: 8 in the checkpoint, 4 now"]
 
 
+def test_fields_in_another_order_are_the_same():
+    specs = ["x uint8 (3, 8, 8), y int64", "y int64, x uint8 (3, 8, 8)", "x uint8 (3, 8), y int64", "x uint8 (3, 8, 8)"]
+    one, turned, *others = (dataclasses.replace(STATE, source={"fields": spec}) for spec in specs)
+    assert one.differences(turned) == []
+    assert [len(one.differences(other)) for other in others] == [1, 1]
+
+
 def test_the_history_has_a_segment_for_each_change_of_ranks_or_batch_size():
     at = Place(0, 0)
     history = at.dealt_on(2, 4)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import BatchSpec, FieldSpec, longest_of
-from lit_async_data.errors import AsyncDataError, ConfigError, FormatError
+from lit_async_data.errors import AsyncDataError, ConfigError
 from lit_async_data.options import OF_SOURCE, ArrayLike, explains_names, whole
 from lit_async_data.order.chunk_order import ChunkRun, runs_of
 from lit_async_data.order.permutation import Indices, Words
@@ -268,12 +268,7 @@ class ConcatSource(ComposedSource):
         if name == "episode" and (places := self.places()).episodes is not None:
             return places.named_episodes()
         columns = [source.column(name) for source in self.sources]
-        numeric = [column.dtype.kind in "biufc" for column in columns]
-        if len(set(numeric)) > 1:
-            text, number = (self.sources[numeric.index(kind)].name for kind in (False, True))
-            what = f"column {name!r} holds numbers in {number}, but text in {text}; store it as one type in all sources"
-            raise FormatError(what, dataset=name)
-        return np.concatenate(columns)
+        return contract.end_to_end(name, columns, [source.name for source in self.sources])
 
     def places(self) -> contract.Places:
         several = [source.places() for source in self.sources]

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import Array, BatchSpec
-from lit_async_data.errors import ConfigError, MissingError, WorkerError
+from lit_async_data.errors import ConfigError, FormatError, MissingError, WorkerError
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.order.plan import ChunkGroup
@@ -157,6 +157,18 @@ class Part(NamedTuple):
     name: str  # does not change when files are added, or when all files move to another folder
     samples: int  # the number of samples
     rows: int = 0  # differs between row selections of one file; 0 for all rows
+
+
+def end_to_end(name: str, columns: Sequence[npt.NDArray[Any]], origins: Sequence[str]) -> npt.NDArray[Any]:
+    """Columns of several files or sources as one, without a change of any value."""
+    numeric = [column.dtype.kind in "biufc" for column in columns]
+    if len(set(numeric)) > 1:
+        text, number = (origins[numeric.index(kind)] for kind in (False, True))
+        what = f"column {name!r} holds numbers in {number}, but text in {text}; store it as one type everywhere"
+        raise FormatError(what, dataset=name)
+    if all(numeric) and np.result_type(*columns).kind not in {column.dtype.kind for column in columns}:
+        columns = [column.astype(object) for column in columns]  # uint64 beside int64 would become float64
+    return np.concatenate(columns)
 
 
 @dataclasses.dataclass(frozen=True)

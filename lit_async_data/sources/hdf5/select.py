@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 import zlib
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -32,8 +33,11 @@ class Episodes(NamedTuple):
         """The episode of each row; for rows of no episode, one that does not contain them."""
         return np.searchsorted(self.begins, rows, side="right") - 1
 
-    def with_edges(self) -> Episodes:
-        """Episodes end to end, each with one row more."""
+    def with_edges(self, *, apart: bool = False) -> Episodes:
+        """Episodes with one row more each: end to end, or ``apart`` as they are."""
+        if apart:
+            before = np.arange(len(self.begins))
+            return Episodes(self.begins + before, self.ends + before + 1)
         ends = np.cumsum(self.ends - self.begins + 1)
         return Episodes(np.append(0, ends[:-1]), ends)
 
@@ -108,7 +112,7 @@ class Window:
     # How windows that reach beyond their episode are filled; None if there are none.
     pad: Literal["last", "zero"] | None = None
     episodes: Episodes = dataclasses.field(default_factory=lambda: Episodes.whole(0))  # if windows are padded
-    # If the rows of the field are not those of anchors: the anchors, ascending, and the row of each; else None.
+    # If the rows of the field are not those of anchors: anchors, ascending, and the row from each on; else None.
     at: tuple[Indices, Indices] | None = None
     edge: bool = False  # whether each episode has one row more than anchors
 
@@ -142,7 +146,7 @@ class Window:
         return min(length, int(self.episodes.ends[-1])) if self.pad else length
 
     def own(self, anchors: Indices) -> Indices:
-        return anchors if self.at is None else self.at[1][np.searchsorted(self.at[0], anchors)]
+        return anchors if self.at is None else self.at[1][np.searchsorted(self.at[0], anchors, side="right") - 1]
 
     def begins(self, anchors: Indices) -> Indices:
         """The first row that is read for each sample. Windows that reach beyond their episode are moved into it."""
@@ -292,6 +296,73 @@ class Pieces(NamedTuple):
     inside: Indices  # first row, counted from the start of the chunk
     rows: Indices
     where: Indices  # place of the first row in the output
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """Rows on an axis of episodes and one of their steps beside it: row e · length + t is step t of episode e.
+
+    Stored rows are numbered as they lie in the file: chunk by chunk, each with all that it has room for.
+    """
+
+    shape: tuple[int, ...]  # of both axes, in stored order
+    chunk: tuple[int, ...]  # the shape of a chunk on both axes; of all if chunks do not matter
+    swapped: bool  # whether steps are on the first axis
+
+    @property
+    def length(self) -> int:
+        return self.shape[1 - self.swapped]
+
+    @functools.cached_property
+    def grid(self) -> tuple[int, ...]:
+        """The numbers of chunks along both axes, and the shape of a chunk: axes of stored rows."""
+        return *(-(-n // c) for n, c in zip(self.shape, self.chunk, strict=True)), *self.chunk
+
+    @property
+    def in_order(self) -> bool:
+        """Whether each row has its own number as a stored row."""
+        one = self.grid[1] == 1 or self.chunk[0] == 1
+        return one and not self.swapped and self.length % self.chunk[1] == 0
+
+    def _places(self, rows: Indices) -> list[tuple[Indices, Indices]]:
+        """On both axes, the place of the chunk, and in it."""
+        places = np.divmod(rows, self.length)[:: -1 if self.swapped else 1]
+        return [np.divmod(place, size) for place, size in zip(places, self.chunk, strict=True)]
+
+    def stored(self, rows: Indices) -> Indices:
+        (i, a), (j, b) = self._places(rows)
+        return np.asarray(np.ravel_multi_index((i, j, a, b), self.grid))
+
+    def chunks(self, rows: Indices) -> Indices:
+        """The number of each row's chunk, counted along the steps, and then along the episodes."""
+        (i, _), (j, _) = self._places(rows)
+        return j * self.grid[0] + i if self.swapped else i * self.grid[1] + j
+
+    @property
+    def chunks_together(self) -> int:
+        """The number of chunks that hold consecutive rows: of one episode, or all of several episodes."""
+        return 1 if self.chunk[self.swapped] == 1 else self.grid[1 - self.swapped]
+
+    def at(self, stored: int) -> tuple[int, int]:
+        """The place of a stored row on both axes."""
+        i, j, a, b = (int(each) for each in np.unravel_index(stored, self.grid))
+        return i * self.chunk[0] + a, j * self.chunk[1] + b
+
+    def row(self, stored: int) -> int:
+        episode, step = self.at(stored)[:: -1 if self.swapped else 1]
+        return episode * self.length + step
+
+    def box(self, first: int, end: int) -> tuple[slice, ...]:
+        """Both axes of a chunk of stored rows, or of rows at one place on the first axis."""
+        sizes = self.chunk if end - first == math.prod(self.chunk) else (1, end - first)
+        places = zip(self.at(first), sizes, self.shape, strict=True)
+        return tuple(slice(at, min(at + size, n)) for at, size, n in places)
+
+    def flat(self, values: Array) -> Array:
+        """One value for each row, of values for all steps of all episodes, or for the steps of any episode."""
+        if values.shape == (self.length,):
+            return np.tile(values, math.prod(self.shape) // self.length)
+        return np.asarray(values.T if self.swapped else values).reshape(-1)
 
 
 def count_distinct(firsts: Indices, lasts: Indices) -> int:

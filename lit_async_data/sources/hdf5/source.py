@@ -113,10 +113,13 @@ class HDF5Source(Source):
             one for each part. Or the name of a dataset in each part that holds them.
         rate: Rows per second, if ``rows`` are seconds, for the nearest row: a number, a dataset in each part that holds
             it, or an attribute (`Field`); if that is of a single number (NWB's ``starting_time``), row 0 is then.
+        time: In place of ``rate``, a dataset with the time of each row, in seconds, ascending in each part.
         episodes: How each part is divided into episodes, which windows never cross, and beyond which ``pad`` fills
             them: the name of a dataset with an id for each row; or ``{"flags": NAME}``, non-zero in the last row of
             each (several names: if one of them is), ``{"ends": NAME}``, ``{"lengths": NAME}``, or ``{"starts": NAME,
-            "lengths": NAME}``. `column` and ``split(groups=)`` know them as ``"episode"``. None: a part is one.
+            "lengths": NAME}``. Or ``{"axis": 0}``: datasets have an axis of episodes beside that of their T rows, which
+            ``layout`` may name N; row e·T + t is step t of episode e. With ``"lengths": NAME`` too, episodes are padded
+            to T. `column` and ``split(groups=)`` know them as ``"episode"``. None: a part is one.
         stride: Rows from one sample to the next; 1 by default. Sample k has row ``first + k·stride`` of its part, or
             episode, as long as all of its windows without ``pad`` lie inside; ``first`` is the first row where they do.
             Windows never cross parts.
@@ -191,7 +194,8 @@ class HDF5Source(Source):
         sample: Literal["row", "group", "dataset"] = "row",
         rows: Mapping[str, Any] | str | ArrayLike | None = None,
         rate: float | FieldLike | None = None,
-        episodes: str | Mapping[str, str | Sequence[str]] | None = None,
+        time: str | None = None,
+        episodes: str | Mapping[str, int | str | Sequence[str]] | None = None,
         stride: int | None = None,
         patches_per_volume: int | None = None,
         foreground: Mapping[str, Mapping[int, float]] | None = None,
@@ -208,9 +212,10 @@ class HDF5Source(Source):
         memory_map: bool = True,
         allow_external: bool = False,
     ) -> None:
-        _check_choices(sample, rows, table, on, filters, rate=rate, flags=(memory_map, allow_external))
+        _check_choices(sample, rows, table, on, filters, clocks=(rate, time), flags=(memory_map, allow_external))
         chosen, as_mapping = fields_by_key(fields, Field.of, lambda each: each.attr or each.dataset, "dataset")
-        of_rows = {"sample": sample == "group" or None, "stride": stride, "rate": rate, "episodes": episodes}
+        of_rows = {"sample": sample == "group" or None, "stride": stride, "rate": rate, "time": time}
+        of_rows["episodes"] = episodes
         _check_patches(chosen, patches_per_volume, of_rows)
         self._shares = {} if foreground is None else _checked_shares(chosen, patches_per_volume, foreground)
         files = Files(cache, cache_limit, storage_options, storage)
@@ -229,6 +234,7 @@ class HDF5Source(Source):
                 allow_external=allow_external,
                 alone=len(names) == 1,
                 rate=rate,
+                time=time,
                 episodes=episodes,
                 patches_per_volume=patches_per_volume,
                 foreground=self._shares,
@@ -403,7 +409,7 @@ class HDF5Source(Source):
                 what = f"has other names for the numbers of {name!r} than {opened.parts[0]}"
                 cure = f"make it a field, Field({name!r}, classes=[…]), which numbers them by name, and give its key"
                 raise FormatError(f"{part}: {what}; {cure}", file=part.path, dataset=name)
-        return np.concatenate([values for values, _ in columns])
+        return contract.end_to_end(name, [values for values, _ in columns], [*map(str, opened.parts)])
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
         self.read_random(samples, out, None)
@@ -452,15 +458,18 @@ class HDF5Source(Source):
 
 
 def _check_choices(
-    sample: Any, rows: Any, table: Any, on: Any, filters: Any, *, rate: Any, flags: Sequence[Any]
+    sample: Any, rows: Any, table: Any, on: Any, filters: Any, *, clocks: Sequence[Any], flags: Sequence[Any]
 ) -> None:
     for name, value in zip(("memory_map", "allow_external"), flags, strict=True):
         flag(name, value)
     one_of("sample", sample, ("row", "group", "dataset"))
     if sample != "row" and (flags[1] or isinstance(rows, str)):
         raise ConfigError(f"{sample!r} goes neither with allow_external nor with a dataset's name as rows", "sample")
-    if rate is not None and (rows is None or sample != "row"):
-        raise ConfigError("goes with rows=, which hold seconds, and samples that are rows; leave it out", "rate")
+    for name, clock, other in zip(("rate", "time"), clocks, reversed(clocks), strict=True):
+        if clock is not None and (rows is None or sample != "row"):
+            raise ConfigError("goes with rows=, which hold seconds, and samples that are rows; leave it out", name)
+        if clock is not None and (other is not None or (name == "time" and not isinstance(clock, str))):
+            raise ConfigError(f"{clock!r}: give the rows per second, rate=, or the dataset of their times, time=", name)
     if (table is None) != (on is None) or (table is None and filters):
         raise ConfigError("goes with on, which says whose rows they are: 'file', 'group', …; give both", "table")
 

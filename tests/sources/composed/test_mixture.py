@@ -131,6 +131,21 @@ def test_another_batch_size_in_the_middle_of_an_epoch_is_refused():
         other.load_state_dict(state)
 
 
+def test_a_resume_does_not_mind_the_order_of_keys():
+    columns = {"y": np.arange(60), "x": np.arange(60.0)}
+    mixtures = [
+        MixtureSource({"a": (ArraySource({key: columns[key] for key in keys}), 1), "b": (ArraySource(columns), 2)})
+        for keys in ("yx", "xy")
+    ]
+    with AsyncLoader(mixtures[0], {"batch_size": 6, "shuffle": True}) as loader:
+        next(loader)
+        state, wanted = loader.state_dict(), next(loader)
+    with AsyncLoader(mixtures[1], {"batch_size": 6, "shuffle": True}) as loader:
+        loader.load_state_dict(state)
+        batch = next(loader)
+    assert {key: values.tolist() for key, values in batch.items()} == {key: wanted[key].tolist() for key in batch}
+
+
 def test_fewer_samples_than_ranks_can_remain_since_the_last_step_is_completed():
     with AsyncLoader(mixed(epoch=33), {"batch_size": 16, "shuffle": True}) as loader:
         batches = [next(loader)["y"].tolist() for _ in range(2)]

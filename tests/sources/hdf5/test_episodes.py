@@ -315,3 +315,23 @@ def test_another_field_named_as_the_ids_is_refused(h5, tmp_path, field):
     by_ends = {"episodes": {"ends": "ends"}, "table": table, "on": "file"}
     if field == "kind":  # of the table, for which the numbers of episodes would stand
         refused(ConfigError, [message], path, given, **by_ends)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.uint64, np.int8])
+def test_ids_that_files_store_as_other_numbers_are_the_same(h5, dtype):
+    paths = [
+        h5(f"{name}.h5", x=np.arange(4), id=np.array([0, 0, 1, 1], kind)) for name, kind in (("a", dtype), ("b", int))
+    ]
+    source = HDF5Source(paths, ["x"], episodes="id")
+    assert np.unique(source.column("episode")).tolist() == ["a.h5:0", "a.h5:1", "b.h5:0", "b.h5:1"]
+
+
+def test_a_column_keeps_its_values_over_files(h5):
+    large = 2**63 + 1
+    paths = [h5("a.h5", x=[1], id=np.array([large], "u8"), who=[b"u"]), h5("b.h5", x=[2], id=[-1], who=[7])]
+    source = HDF5Source(paths, ["x"])
+    assert source.column("id").tolist() == [large, -1]
+    with pytest.raises(
+        FormatError, match=r"'who' holds numbers in .*b\.h5, but text in .*a\.h5; store it as one type"
+    ):
+        source.column("who")

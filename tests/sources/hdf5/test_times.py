@@ -345,3 +345,45 @@ def test_times_that_begin_again_want_episodes(h5):
     path = h5(x=np.arange(6), t=[0, 0.1, 0.2, 0, 0.1, 0.2])
     said = ["t, row 3: 0.0 s comes after 0.2 s", "if they begin again in each episode, write episodes="]
     refused(FormatError, said, path, {"x": Field("x", offsets=[0.0], time="t")})
+
+
+def test_rows_in_seconds_are_those_nearest_to_the_times_of_rows(h5):
+    times = np.cumsum([5.0, 0.1, 0.1, 0.12, 0.09, 0.1, 3.0, 0.1])
+    onsets = {"onset": [5.2, 4.95, 5.33, 8.5, 5.12, 8.7], "label": [3, 1, 4, 1, 5, 9]}
+    paths = [
+        h5(f"{n}.h5", x=np.arange(8) + 10 * n, t=times + 100 * n, onset=np.add(onsets["onset"], 100 * n))
+        for n in (0, 1)
+    ]
+    rows = [2, 0, 3, 6, 1, 7]
+    source = HDF5Source(paths, {"x": "x"}, rows="onset", time="t")
+    assert read(source, np.arange(12))["x"].tolist() == [*rows, *(10 + row for row in rows)]
+    by_part = HDF5Source(paths, {"x": Field("x", window=(0, 2))}, rows={"0": [5.1], "1": [108.44]}, time="t")
+    assert read(by_part, [0, 1])["x"].tolist() == [[1, 2], [16, 17]]
+    labelled = h5("labelled.h5", x=np.arange(8), t=times, **onsets)
+    source = HDF5Source(labelled, {"x": "x", "y": Field("label", per="anchor")}, rows="onset", time="t", exclude=[4])
+    assert source.column("y").tolist() == [3, 1, 4, 1, 9]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rows": [5.0, 7.0]}, "rows: it holds 7.0 at 1, which is further than 0.1 s, the median interval"),
+        ({"rows": [np.nan]}, "rows: it holds nan at 0, which is further than 0.1 s"),
+        ({"rows": [8.3]}, "rows: 8.3 s, row 6, is one of the 7 rows of"),
+        ({"rows": None}, "time: goes with rows=, which hold seconds"),
+        (
+            {"rows": [5.0], "rate": 10},
+            "rate: 10: give the rows per second, rate=, or the dataset of their times, time=",
+        ),
+        ({"rows": [5.0], "time": 3}, "time: 3: give the rows per second, rate=, or the dataset of their times, time="),
+    ],
+    ids=str,
+)
+def test_wrong_seconds_of_rows_are_named(h5, options, said):
+    path = h5(x=np.arange(7), t=[5.0, 5.1, 5.2, 5.3, 5.4, 8.2, 8.3])
+    refused(ConfigError, [said], path, {"x": Field("x", window=(0, 2))}, **{"time": "t"} | options)
+
+
+def test_times_of_rows_rise_in_each_part(h5):
+    path = h5(x=np.arange(4), t=[0.0, 0.1, 0.0, 0.1])
+    refused(FormatError, ["/t, row 2: 0.0 s comes after 0.1 s"], path, {"x": "x"}, rows=[0.1], time="t")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec, contradict, listed_names
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
+from lit_async_data.options import whole
 from lit_async_data.order.chunk_order import ChunkRun, runs_of
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
@@ -24,10 +24,10 @@ from lit_async_data.sources.hdf5.index.index import IndexCache
 from lit_async_data.sources.hdf5.parts import stored_field
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
 from lit_async_data.sources.hdf5.schema.categories import Coded, Conversion, as_texts, enumerated, find_coded, numbered
-from lit_async_data.sources.hdf5.schema.encoded import StoredRanges, episodes_of, one_of_each, times_of
+from lit_async_data.sources.hdf5.schema.encoded import StoredRanges, one_of_each, times_of
 from lit_async_data.sources.hdf5.schema.field import Field, chosen_groups
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset, in_group, member_of, members
-from lit_async_data.sources.hdf5.select import Episodes, Span, TimedWindow, Window, WindowStarts, count_distinct
+from lit_async_data.sources.hdf5.select import Episodes, Span, Steps, TimedWindow, WindowStarts, count_distinct
 from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, as_source_errors, h5py
 from lit_async_data.sources.hdf5.storage.handles import identity_of, open_h5py
 from lit_async_data.sources.hdf5.storage.open_file import ExternalFiles
@@ -115,8 +115,9 @@ def _grouped_extents(part: StoredPart, key: str, chunks_per_run: int) -> tuple[I
         counts = np.diff(np.append(begins, anchors.count))
         ends = anchors.rows(begins + counts - 1)
         return counts, field.extent(anchors.rows(begins))[0] // rows, field.extent(ends)[1] // rows
-    firsts, lasts = (each // rows for each in field.extent(anchors.rows(np.arange(anchors.count))))
-    begins = np.append(0, np.flatnonzero(np.diff(firsts // chunks_per_run)) + 1)
+    firsts, lasts = field.chunks(part.own_rows, rows)
+    together = chunks_per_run * (field.steps.chunks_together if field.steps else 1)
+    begins = np.append(0, np.flatnonzero(np.diff(firsts // together)) + 1)
     counts = np.diff(np.append(begins, anchors.count))
     return counts, np.minimum.reduceat(firsts, begins), np.maximum.reduceat(lasts, begins)
 
@@ -134,19 +135,33 @@ class PartRequest:
     files: Files = LOCAL
     episodes: Any = None  # the datasets that bound episodes, as the user gave them; None if each part is one
     rate: Any = None  # rows per second, or the field that holds this number, if ``rows`` are seconds
+    time: str | None = None  # or the dataset of the times of rows
     foreground: Mapping[str, Mapping[int, float]] = dataclasses.field(default_factory=dict)  # by batch key and class
     patches_per_volume: int | None = None  # patches that are drawn from each volume; None for a grid
+
+    @property
+    def axis(self) -> int | None:
+        """The axis of episodes, if they have one."""
+        axis = self.episodes.get("axis") if isinstance(self.episodes, Mapping) else None
+        return None if axis is None else whole("episodes.axis", axis, 0)
 
 
 class Clock(NamedTuple):
     rate: float  # rows per second
     start: float = 0.0  # the time of row 0, in seconds
+    times: Any = None  # of the rows, ascending, if they have no rate
 
     def rows(self, times: npt.NDArray[Any], where: str) -> npt.NDArray[Any]:
-        rows = np.rint((times.astype(np.float64) - self.start) * self.rate)
-        if not (known := np.abs(rows) < INEXACT).all():
+        seconds, what = times.astype(np.float64), "is no time"
+        rows = np.rint((seconds - self.start) * self.rate)
+        known = np.abs(rows) < INEXACT
+        if self.times is not None:
+            rows = np.searchsorted((self.times[1:] + self.times[:-1]) / 2, seconds)
+            known = np.abs(self.times[rows] - seconds) * self.rate <= 1
+            what = f"is further than {1 / self.rate:.6g} s, the median interval, from the time of any row"
+        if not known.all():
             place = int(known.argmin())
-            raise ConfigError(f"{where} holds {times.flat[place]} at {place}, which is no time; leave it out", "rows")
+            raise ConfigError(f"{where} holds {times.flat[place]} at {place}, which {what}; leave it out", "rows")
         return rows.ravel() if 1 in rows.shape else rows  # MATLAB's vectors have two axes
 
 
@@ -173,6 +188,7 @@ class StoredPart:
     # Of each episode, as the file gives them, or by number. None if a field or dataset has the name ``episode``.
     episode_ids: npt.NDArray[Any] | None = None
     clock: Clock | None = None  # turns seconds into rows, if the user chose rows by seconds
+    steps: Steps | None = None  # if episodes have an axis
 
     @property
     def rows(self) -> int:
@@ -238,10 +254,10 @@ class StoredPart:
                 spans[key] = known and (min(known[0], reach[0]), max(known[1], reach[1]))
         return spans
 
-    def extents(self, name: str) -> Indices:
-        """The first and the last row of a dataset that each sample reads; shape (2, fields, samples)."""
+    def chunks(self, name: str, rows: int = 1) -> Indices:
+        """The first and the last chunk of a dataset, of so many rows, that each sample reads; (2, fields, samples)."""
         reading = [(field, each) for field in self.fields.values() if not field.mask for each in field.datasets]
-        of = [field.extent(self.own_rows) for field, each in reading if self.dataset_key(each) == name]
+        of = [field.chunks(self.own_rows, rows) for field, each in reading if self.dataset_key(each) == name]
         return np.array(of).swapaxes(0, 1)
 
     def sample(self, dataset: str | None, row: int, among: Indices) -> int | None:
@@ -288,7 +304,7 @@ class StoredPart:
             as_source_errors(where, "cannot be read", file=self.path, dataset=name),
             open_h5py(self.path, files) as file,
         ):
-            group = OpenGroup(file, self.path, self.group, IndexCache(None), allow_external)
+            group = OpenGroup(file, self.path, self.group, IndexCache(None), allow_external, steps=self.steps)
             coded = find_coded(group, group.name(name))
             values = one_of_each(group, f"/{coded.name.strip('/')}", self.rows)
         if h5py.check_string_dtype(values.dtype) is not None:
@@ -304,6 +320,8 @@ class StoredPart:
 
     def named(self, row: int) -> str:
         at = self.clock
+        if at and at.times is not None:
+            return f"{at.times[row]:.9g} s, row {row},"
         return f"{row / at.rate + at.start:.9g} s at {at.rate:.9g} Hz, row {row}," if at else f"{row}"
 
     def at(self, rows: Indices) -> StoredPart:
@@ -334,22 +352,28 @@ def inspect_file(path: str, request: PartRequest, cache: IndexCache) -> tuple[Fi
 
 
 def inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
-    fields, of_anchors, empty = _inspect_fields(group, request)
+    per, empty = _inspect_fields(group, request)
+    fields, of_anchors = per["row"], per["anchor"]
     if empty and not fields:
         return StoredPart(group.path, group.group, {}, WindowStarts(0, 1, 0), empty[0])
     if empty:
         raise empty[0]
-    if not fields:
+    if not fields and not per["episode"]:
         raise ConfigError("none is a dataset, so there are no rows; give a dataset too, or sample='group'", "fields")
     if of_anchors and request.rows is None:
         what = "'anchor' needs rows=NAME, a dataset; if rows are an array, write it into the file, or leave this field "
         what += "out and take labels[batch['index']], with return_indices=True"
         raise ConfigError(what, f"fields.{next(iter(of_anchors))}.per")
+    if per["episode"] and request.episodes is None:
+        what = "'episode' needs episodes=, which says where each begins; for one value in a file or group, attr="
+        raise ConfigError(what, f"fields.{next(iter(per['episode']))}.per")
     rows, anchored = _anchored(fields)
+    group = dataclasses.replace(group, steps=stored_field.steps_of(group.path, fields, request.axis))
     fields = stored_field.with_centres(group, stored_field.at_same_places(fields), request.foreground)
     _check_lengths(group.path, anchored, chosen=request.rows is not None, episodic=request.episodes is not None)
-    episodes, ids = (None, None) if request.episodes is None else _episodes(group, request, rows)
-    fields = _placed_fields(group, request, fields, rows, episodes)
+    episodes, ids = stored_field.named_episodes(group, request.fields, request.episodes, rows)
+    fields = stored_field.placed(group, request.fields, fields, rows, episodes)
+    fields |= {key: _at_episodes(field, episodes) for key, field in per["episode"].items() if episodes}
     packed = group.node(PACKED_PARTS) if any(field.rows is not None for field in request.fields.values()) else None
     if isinstance(packed, h5py.Dataset) and len(packed) > 1 and request.rows is None:
         what = "were packed end to end, and windows cross them; pack again with --keep-parts"
@@ -363,7 +387,8 @@ def inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
     outside = b"refers to a place outside of the file; restore the file"
     lacking = {key: Lacking(own, np.array([outside] * len(own))) for key, own in lost.items() if len(own)}
     part = StoredPart(group.path, group.group, fields, WindowStarts(0, 1, rows), lacking=lacking)
-    part = dataclasses.replace(part, clock=_clock(group, request.rate), given_episodes=episodes, episode_ids=ids)
+    part = dataclasses.replace(part, given_episodes=episodes, episode_ids=ids, steps=group.steps)
+    part = dataclasses.replace(part, clock=_clock(group, request.rate, request.time, rows))
     part = dataclasses.replace(part, anchors=WindowStarts.within(part.episodes, part.inside, request.stride))
     if part.timed and not (there := part.complete(part.own_rows)).all():
         anchors = WindowStarts.at(part.own_rows[there]) if there.any() else WindowStarts(0, 1, 0)
@@ -372,42 +397,19 @@ def inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
         dataset, member = group.whole_member(request.rows, "rows: ")
         where = f"{group.path}:{dataset.name}"
         given = member_of(dataset[...], member)
+        given = group.steps.flat(given) if group.steps and given.shape == group.steps.shape else given
         part = part.at(row_numbers(given, part.rows, where, request.rows, clock=part.clock))
     fields |= {key: _at_anchors(field, part) for key, field in of_anchors.items()}
-    if any(field.attr or field.per == "anchor" for field in request.fields.values()):
+    if any(field.attr or field.per in ("anchor", "episode") for field in request.fields.values()):
         fields = {key: fields[key] for key in [*request.fields, *fields]}
     return dataclasses.replace(part, fields=fields)
 
 
-def _episodes(group: OpenGroup, request: PartRequest, rows: int) -> tuple[Episodes, npt.NDArray[Any] | None]:
-    episodes, ids = episodes_of(group, request.episodes, rows)
-    named = "episode" in request.fields or isinstance(group.node(group.name("episode")), h5py.Dataset)
-    return episodes, np.arange(len(episodes.begins)) if ids is None and not named else ids
-
-
-def _placed_fields(
-    group: OpenGroup, request: PartRequest, fields: Mapping[str, StoredField], rows: int, episodes: Episodes | None
-) -> dict[str, StoredField]:
-    """The fields with windows that keep to episodes, and know the times of rows and samples."""
-    edges = int((episodes or Episodes.whole(rows)).with_edges().ends[-1])
-    for located in (field.located for field in fields.values() if field.window.edge):
-        if located.rows != edges:
-            need = f"needs {edges}, one more than rows in each part or episode, of {rows} rows in all"
-            raise located.error(FormatError, f"has {located.rows} values, but per='edge' {need}")
-    clock = _clock_of_samples([field for key, field in request.fields.items() if key in fields])
-    read = functools.cache(functools.partial(times_of, group, episodes))
-    for field in request.fields.values():
-        if field.time and not field.seconds:
-            read(field.time, rows)
-    change = functools.cache(functools.partial(_placed, read, clock, rows, episodes))  # a mask shares its field's
-    return {key: each.changed("window", change) for key, each in fields.items()}
-
-
 def _inspect_fields(
     group: OpenGroup, request: PartRequest
-) -> tuple[dict[str, StoredField], dict[str, StoredField], list[FormatError]]:
-    """The fields with a value for each row, the fields with a value for each anchor, and errors of empty fields."""
-    fields, of_anchors = dict[str, StoredField](), dict[str, StoredField]()
+) -> tuple[dict[str, dict[str, StoredField]], list[FormatError]]:
+    """The fields with a value for each "row", "anchor" or "episode", and errors of empty fields."""
+    found = {each: dict[str, StoredField]() for each in ("row", "anchor", "episode")}
     empty = list[FormatError]()
     for key, field in request.fields.items():
         if field.attr:
@@ -417,70 +419,30 @@ def _inspect_fields(
         try:
             with as_source_errors(where, "cannot be read", file=group.path, dataset=name):
                 layout, drawn = request.layouts.get(key), request.patches_per_volume
-                inspected = stored_field.inspect_field(group, key, field, layout, drawn)
+                own = dataclasses.replace(group, episodes=None if field.per in found else request.axis)
+                inspected = stored_field.inspect_field(own, key, field, layout, drawn)
         except NoSamplesError as error:
             empty.append(FormatError(str(error), file=error.file, dataset=error.dataset))
             continue
-        twice = set(inspected) & (set(fields) | set(of_anchors) | set(request.fields) - {key})
+        twice = set(inspected) & ({each for of in found.values() for each in of} | set(request.fields) - {key})
         if twice:
             what = f"{twice.pop()} is the key of the lengths, the origin or the mask of {key}"
             raise ConfigError(f"{what}; give that field another key", "fields")
-        (of_anchors if field.per == "anchor" else fields).update(inspected)
-    return fields, of_anchors, empty
+        found[field.per if field.per in found else "row"].update(inspected)
+    return found, empty
 
 
 def _anchored(fields: Mapping[str, StoredField]) -> tuple[int, dict[str, StoredField]]:
     """The number of rows, and the fields that have them: all without seconds, if there are such; else the first."""
     own = [(key, field) for key, field in fields.items() if field.window.at is None and not field.window.edge]
     if not own:
-        raise ConfigError("all have a value per edge; the rows need a field with a value for each", "fields")
+        raise ConfigError("all have a value per edge or episode; the rows need a field with a value for each", "fields")
     found = dict([pair for pair in own if not isinstance(pair[1].window, TimedWindow)] or own[:1])
-    return next(iter(found.values())).located.rows, found
-
-
-def _clock_of_samples(fields: Sequence[Field]) -> str | None:
-    """The dataset of the samples' times; None if each row of the fields in seconds is a sample's."""
-    others, own = [each for each in fields if not each.seconds], [each.time for each in fields if each.seconds]
-    clock = next((each.time for each in others if each.time), None)
-    if clock is None and len(set(own)) > 1:
-        if others:
-            what = f"fields in seconds have the times {' and '.join(sorted(map(str, set(own))))}"
-            raise ConfigError(f"{what}; name the times of the samples: {others[0]!r} needs time=NAME", "fields")
-        clock = own[0]
-    return clock
-
-
-def _placed(
-    read: Callable[..., npt.NDArray[Any]], clock: str | None, rows: int, episodes: Episodes | None, window: Window
-) -> Window:
-    """A window in the episodes of its part, and with the times of its rows and of the anchors, which ``read`` gives."""
-    if window.edge and episodes:
-        of, anchors = episodes.with_edges(), np.arange(rows)
-        at = anchors, anchors + (of.begins - episodes.begins)[episodes.number(anchors)]
-        return dataclasses.replace(window, episodes=of, at=at)
-    if not isinstance(window, TimedWindow):
-        return window if episodes is None else dataclasses.replace(window, episodes=episodes)
-    of, count = episodes or window.episodes, int(window.episodes.ends[-1])
-    if episodes and (count != rows or (np.append(0, of.ends) != np.append(of.begins, rows)).any()):
-        what = f"{window.time} has {count} times for {rows} rows; with episodes=, each row needs a time and an episode"
-        raise ConfigError(f"{what}, or write a group or file for each episode", "episodes")
-    stored = read(window.time, count), read(clock or window.time, rows)
-    times, own = (each.astype(np.float64, copy=False) for each in stored)
-    number, intervals = of.number(np.arange(count)), np.diff(times)
-    if (intervals <= 0).any():  # episodes that begin at 0 are put one after the other
-        apart = number * (np.ptp(np.concatenate([times, own])) + 1)
-        times, own = times + apart, own + apart
-    within = intervals[np.diff(number) == 0]
-    interval = float(np.median(within)) if len(within) else 0.0
-    limit = interval / (1 if window.backward else 2) if window.tolerance is None else window.tolerance
-    # Far from 0, the times themselves are rounded, in float32 to more than a thousandth of the interval.
-    rounded = max(float(np.spacing(np.abs(each).max())) for each in stored)
-    slack = min(max(interval / 1000, rounded), interval / 4)
-    return dataclasses.replace(window, episodes=of, times=times, anchor_times=own, slack=slack, tolerance=limit)
+    return next(iter(found.values())).rows, found
 
 
 def _check_lengths(path: str, fields: Mapping[str, StoredField], *, chosen: bool, episodic: bool) -> None:
-    lengths = {field.located: field.located.rows for field in fields.values()}
+    lengths = {field.located: field.rows for field in fields.values()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{stored.name} has {n}" for stored, n in lengths.items())
         advice = _advice(fields, chosen=chosen, episodic=episodic)
@@ -543,8 +505,11 @@ def _attribute(group: OpenGroup, field: Field) -> tuple[str, Any, npt.NDArray[An
     return name, node, value_of(node.id, field, group.path, name.strip("/"))
 
 
-def _clock(group: OpenGroup, given: Any) -> Clock | None:
-    """The clock of a part from its rows per second: a number, a dataset or an attribute."""
+def _clock(group: OpenGroup, given: Any, time: str | None, rows: int) -> Clock | None:
+    """The clock of a part from its rows per second: a number, a dataset or an attribute; or from the times of rows."""
+    if time is not None:
+        times = times_of(group, None, time, rows)
+        return Clock(1 / float(np.median(np.diff(times))) if rows > 1 else math.inf, times=times)
     if given is None:
         return None
     number, start = np.asarray(given), 0.0
@@ -557,6 +522,14 @@ def _clock(group: OpenGroup, given: Any) -> Clock | None:
         what = f"{number.item() if number.size == 1 else given!r}, of {group.path}, is not one number above 0"
         raise ConfigError(f"{what}: how many rows there are per second", "rate")
     return Clock(float(number.item()), start)
+
+
+def _at_episodes(field: StoredField, episodes: Episodes) -> StoredField:
+    rows, count = field.located.rows, len(episodes.begins)
+    if rows != count:
+        what = f"has {rows} values, but per='episode' needs one for each of {count} episodes"
+        raise field.located.error(FormatError, f"{what}; leave per out if it has one for each row")
+    return dataclasses.replace(field, window=dataclasses.replace(field.window, at=(episodes.begins, np.arange(count))))
 
 
 def _at_anchors(field: StoredField, part: StoredPart) -> StoredField:
@@ -624,7 +597,9 @@ def row_numbers(
     if numbers.ndim != 1 or not numbers.size or numbers.dtype.kind not in "iub":
         kind = f"{numbers.dtype}, shape {numbers.shape}"
         cure = "give row numbers: an array, or for several parts a mapping from each to an array"
-        cure = "if they are seconds, give rate=, the rows per second; else " * (numbers.dtype.kind == "f") + cure
+        cure = (
+            "if they are seconds, give rate=, the rows per second, or time=; else " * (numbers.dtype.kind == "f") + cure
+        )
         raise ConfigError(f"{where} holds neither row numbers nor a mask, but {kind}; {cure}", "rows")
     if numbers.dtype.kind == "b":
         if len(numbers) != rows:

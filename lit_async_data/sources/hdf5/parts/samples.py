@@ -289,7 +289,7 @@ def select_rows(parts: Sequence[StoredPart], rows: Any, every: Sequence[StoredPa
 def _selected(parts: Sequence[StoredPart], rows: Any) -> list[StoredPart]:
     starts = np.cumsum([0, *(part.rows for part in parts)])
     if parts[0].clock and len(parts) > 1:
-        raise ConfigError("with rate=, seconds count from the beginning of each part", "rows")
+        raise ConfigError("with rate= or time=, seconds count from the beginning of each part", "rows")
     given = row_numbers(rows, int(starts[-1]), clock=parts[0].clock)
     which = np.searchsorted(starts, given, side="right") - 1
     if (wrong := (which < 0) | (which == len(parts))).any():

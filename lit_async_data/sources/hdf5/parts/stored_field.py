@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,17 @@ from lit_async_data.sources.hdf5.schema.categories import (
     inspect_texts,
     is_numbered,
 )
-from lit_async_data.sources.hdf5.schema.encoded import StoredImages, StoredRanges, StoredSequences
+from lit_async_data.sources.hdf5.schema.encoded import (
+    StoredImages,
+    StoredRanges,
+    StoredSequences,
+    episodes_of,
+    times_of,
+)
 from lit_async_data.sources.hdf5.schema.field import ROWS, VARIABLE, Field, changed
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset
 from lit_async_data.sources.hdf5.schema.patches import POINTS, StoredPatches, elements_of, inspect_patches
-from lit_async_data.sources.hdf5.select import ROW, Episodes, TimedWindow, Window
+from lit_async_data.sources.hdf5.select import ROW, Episodes, Steps, TimedWindow, Window
 from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, context_of, h5py
 from lit_async_data.sources.hdf5.storage.handles import path_of
 
@@ -78,6 +85,14 @@ class StoredField:
         return self.stored.values if isinstance(self.stored, StoredImages | StoredSequences) else self.stored
 
     @property
+    def rows(self) -> int:
+        return math.prod(self.steps.shape) if self.steps else self.located.rows
+
+    @property
+    def steps(self) -> Steps | None:
+        return self.stored.steps if isinstance(self.stored, StoredDataset) else None
+
+    @property
     def values(self) -> StoredDataset:
         return self.stored if isinstance(self.stored, StoredDataset) else self.stored.values
 
@@ -92,12 +107,12 @@ class StoredField:
     def regular(self) -> bool:
         """Whether samples read rows at fixed distances from their anchors."""
         irregular = isinstance(self.stored, StoredRanges | StoredPatches) or isinstance(self.window, TimedWindow)
-        return not (irregular or self.window.at)
+        return not (irregular or self.window.at or (self.steps and not self.steps.in_order))
 
     @property
     def chunks_per_sample(self) -> float:
         """The number of chunks that a sample touches, on average over places in chunks."""
-        rows = self.values.chunk_rows
+        rows = self.steps.chunk[1 - self.steps.swapped] if self.steps else self.values.chunk_rows
         if isinstance(self.stored, StoredRanges):
             return 1 + float(np.maximum(self.stored.lengths - 1, 0).mean()) / rows
         steps: Any = np.diff(np.sort(self.window.offsets))
@@ -117,6 +132,15 @@ class StoredField:
             offsets = self.stored.offsets
             first, last = offsets[first], np.maximum(offsets[first], offsets[first + 1] - 1)
         return first, last
+
+    def chunks(self, anchors: Indices, rows: int) -> tuple[Indices, Indices]:
+        """The first and the last chunk, of so many rows, that each sample reads."""
+        first, last = self.extent(anchors)
+        if not self.steps or self.steps.in_order:
+            return first // rows, last // rows
+        own, length = self.window.own(anchors), self.steps.length
+        begins = own - own % length  # of episodes, which windows do not leave
+        return self.steps.chunks(np.maximum(first, begins)), self.steps.chunks(np.minimum(last, begins + length - 1))
 
 
 def inspect_field(
@@ -190,6 +214,7 @@ def _check_applicable(group: OpenGroup, coded: Coded, field: Field, where: str) 
 
 
 def _looked_up(group: OpenGroup, name: str, field: Field, layout: str | None, where: str) -> StoredDataset:
+    group = dataclasses.replace(group, episodes=None) if field.lookup else group
     try:
         return group.inspect_dataset(*group.split(name), layout, cast=field.dtype is not None)
     except NoSamplesError as error:
@@ -271,7 +296,7 @@ def _stacked(key: str, layout: str | None, found: list[dict[str, StoredField]]) 
             raise ConfigError(f"{each.located} does not hold numbers, as channels do; leave it out", f"fields.{key}")
         if each.spec.channel is not None:
             raise ConfigError(f"{layout!r} for {key}: the datasets are its channels; give C another letter", "layout")
-        mine, other = (f"{one.located.rows} rows of {one.spec}" for one in (each, first))
+        mine, other = (f"{one.rows} rows of {one.spec}" for one in (each, first))
         if mine != other:
             has = f"{each.located} has {mine}, but {first.located} has {other}"
             what = f"fields.{key}: {has}; channels must be alike, in type too, which dtype= chooses"
@@ -316,7 +341,7 @@ def _patches(key: str, field: Field, stored: StoredPatches) -> dict[str, StoredF
 
 
 def _with_window(key: str, field: Field, of_key: StoredField) -> dict[str, StoredField]:
-    whole, edge = Episodes.whole(of_key.located.rows), field.per == "edge"
+    whole, edge = Episodes.whole(of_key.rows), field.per == "edge"
     window = Window(field.steps, field.rows is not None, field.pad, whole, edge=edge)
     if field.seconds:
         options: dict[str, Any] = {"backward": field.direction == "backward", "tolerance": field.tolerance}
@@ -422,3 +447,92 @@ def with_centres(
         at_centres = functools.partial(dataclasses.replace, centres=centres)
         fields = {name: each.changed("stored", at_centres) for name, each in fields.items()}
     return fields
+
+
+def steps_of(path: str, fields: Mapping[str, StoredField], axis: int | None) -> Steps | None:
+    """The episodes, and the steps of each, that all fields have, as a dataset of two axes has them."""
+    if axis is None:
+        return None
+    every = [(field.window.edge, each) for field in fields.values() for each in field.channels or (field,)]
+    found = [(edge, each.values.name, each.steps) for edge, each in every if each.steps]
+    shapes = {(steps.shape[steps.swapped], steps.length - edge) for edge, _, steps in found}
+    if len(shapes) > 1:
+        listed = {f"{name} has {steps.shape[steps.swapped]} of {steps.length} steps": None for _, name, steps in found}
+        what = f"{path}: the fields have different episodes: {', '.join(listed)}"
+        cure = "a dataset with one value for each episode is Field(…, per='episode'), with a value before each step "
+        cure += "and one behind the last per='edge'; if the steps are on another axis, layout= names it N"
+        raise FormatError(f"{what}; {cure}", file=path)
+    shape = shapes.pop()[:: -1 if axis else 1]
+    return Steps(shape, shape, swapped=axis > 0)
+
+
+def named_episodes(
+    group: OpenGroup, fields: Mapping[str, Field], given: Any, rows: int
+) -> tuple[Episodes | None, npt.NDArray[Any] | None]:
+    """The episodes of a part, and the id of each, or its number; no ids if a field or dataset has their name."""
+    if given is None:
+        return None, None
+    episodes, ids = episodes_of(group, given, rows)
+    named = "episode" in fields or isinstance(group.node(group.name("episode")), h5py.Dataset)
+    return episodes, np.arange(len(episodes.begins)) if ids is None and not named else ids
+
+
+def placed(
+    group: OpenGroup, given: Mapping[str, Field], fields: dict[str, StoredField], rows: int, episodes: Episodes | None
+) -> dict[str, StoredField]:
+    """The fields with windows that keep to episodes, and know the times of rows and samples."""
+    edges = (episodes or Episodes.whole(rows)).with_edges(apart=group.steps is not None)
+    for located in (field.located for field in fields.values() if field.window.edge and not group.steps):
+        if located.rows != (count := int(edges.ends[-1])):
+            need = f"needs {count}, one more than rows in each part or episode, of {rows} rows in all"
+            raise located.error(FormatError, f"has {located.rows} values, but per='edge' {need}")
+    clock = _clock_of_samples([field for key, field in given.items() if key in fields])
+    read = functools.cache(functools.partial(times_of, group, episodes))
+    for field in given.values():
+        if field.time and not field.seconds:
+            read(field.time, rows)
+    borders = episodes, edges
+    change = functools.cache(functools.partial(_placed, read, clock, rows, borders))  # a mask shares its field's
+    return {key: each.changed("window", change) for key, each in fields.items()}
+
+
+def _clock_of_samples(fields: Sequence[Field]) -> str | None:
+    """The dataset of the samples' times; None if each row of the fields in seconds is a sample's."""
+    others, own = [each for each in fields if not each.seconds], [each.time for each in fields if each.seconds]
+    clock = next((each.time for each in others if each.time), None)
+    if clock is None and len(set(own)) > 1:
+        if others:
+            what = f"fields in seconds have the times {' and '.join(sorted(map(str, set(own))))}"
+            raise ConfigError(f"{what}; name the times of the samples: {others[0]!r} needs time=NAME", "fields")
+        clock = own[0]
+    return clock
+
+
+def _placed(
+    read: Callable[..., npt.NDArray[Any]], clock: str | None, rows: int, borders: Sequence[Any], window: Window
+) -> Window:
+    """A window in the episodes of its part, and with the times of its rows and of the anchors, which ``read`` gives."""
+    episodes, edges = borders  # with edges, each has one row more
+    if window.edge and episodes:
+        anchors = np.arange(rows)
+        at = anchors, anchors + (edges.begins - episodes.begins)[episodes.number(anchors)]
+        return dataclasses.replace(window, episodes=edges, at=at)
+    if not isinstance(window, TimedWindow):
+        return window if episodes is None else dataclasses.replace(window, episodes=episodes)
+    of, count = episodes or window.episodes, int(window.episodes.ends[-1])
+    if episodes and (count != rows or (np.append(0, of.ends) != np.append(of.begins, rows)).any()):
+        what = f"{window.time} has {count} times for {rows} rows; with episodes=, each row needs a time and an episode"
+        raise ConfigError(f"{what}, or write a group or file for each episode", "episodes")
+    stored = read(window.time, count), read(clock or window.time, rows)
+    times, own = (each.astype(np.float64, copy=False) for each in stored)
+    number, intervals = of.number(np.arange(count)), np.diff(times)
+    if (intervals <= 0).any():  # episodes that begin at 0 are put one after the other
+        apart = number * (np.ptp(np.concatenate([times, own])) + 1)
+        times, own = times + apart, own + apart
+    within = intervals[np.diff(number) == 0]
+    interval = float(np.median(within)) if len(within) else 0.0
+    limit = interval / (1 if window.backward else 2) if window.tolerance is None else window.tolerance
+    # Far from 0, the times themselves are rounded, in float32 to more than a thousandth of the interval.
+    rounded = max(float(np.spacing(np.abs(each).max())) for each in stored)
+    slack = min(max(interval / 1000, rounded), interval / 4)
+    return dataclasses.replace(window, episodes=of, times=times, anchor_times=own, slack=slack, tolerance=limit)

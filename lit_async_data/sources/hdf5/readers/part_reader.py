@@ -155,8 +155,9 @@ class PartReader:
 
     def _reader(self, stored: Kind) -> Reader:
         match stored:
-            case StoredDataset():
-                return self._dataset_reader(stored)
+            case StoredDataset(steps=steps):
+                reader = self._dataset_reader(stored)
+                return readers.StepsReader(steps, reader) if steps and not steps.in_order else reader
             case StoredRanges(columns=StoredDataset() as columns):
                 return readers.SparseReader(stored, self._dataset_reader(stored.values), self._dataset_reader(columns))
             case StoredRanges():
@@ -191,7 +192,7 @@ class PartReader:
 
     def _repeats(self, name: str) -> bool:
         """Whether several samples, or fields, read the rows of a dataset, and not only `MAX_DECODED_TWICE` of them."""
-        firsts, lasts = self._part.extents(name).reshape(2, -1)
+        firsts, lasts = self._part.chunks(name).reshape(2, -1)
         return int((lasts - firsts + 1).sum()) > (1 + MAX_DECODED_TWICE) * count_distinct(firsts, lasts)
 
 
@@ -363,7 +364,7 @@ class PartReaders:
         for part, first, end in zip(self._stored, self.starts, self.starts[1:], strict=False):
             groups = begins[np.searchsorted(begins, first) : np.searchsorted(begins, end)] - first
             for name in names:
-                firsts, lasts = part.extents(name) // min(reader.rows for reader in self._datasets[name])
+                firsts, lasts = part.chunks(name, min(reader.rows for reader in self._datasets[name]))
                 slabs = np.maximum.reduceat(lasts.max(0), groups) - np.minimum.reduceat(firsts.min(0), groups) + 1
                 found[name] = max(found.get(name, 1), int(slabs.max()))
         return found

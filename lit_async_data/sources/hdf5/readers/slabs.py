@@ -294,6 +294,9 @@ class IndexedSlabDecoder:
         stored, index = self._named
         place = np.unravel_index(number, index.grid)
         corner = tuple(int(p) * c for p, c in zip(place, index.shape, strict=True))
+        if stored.steps:
+            corner = *corner[: stored.axis], *stored.steps.at(row), *corner[stored.axis + 1 :]
+            row = stored.steps.row(row)
         advice = "restore the file, or copy what can be read of it"
         where = f"{stored}, chunk {corner}" if stored.names is None else f"{stored.at(row)}, chunk {corner[1:]}"
         what = f"{where} at byte {index.offsets[number]}: {error}; {advice}"

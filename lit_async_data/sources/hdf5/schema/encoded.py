@@ -187,11 +187,16 @@ def _integers(group: OpenGroup, name: str) -> Indices:
     values = member_of(dataset[...], member)
     if not values.size:
         raise NoSamplesError(f"has shape {values.shape}, so it holds no samples; leave it out, or write them", **own)
-    if values.dtype.kind == "f" and (np.abs(values) < INEXACT).all() and (values % 1 == 0).all():  # as in MATLAB
-        values = values.astype(np.int64)
+    values = _whole(values)
     if values.size != max(values.shape, default=0) or values.dtype.kind not in "iu":
         raise FormatError("has not one axis of integers; write it so", **own)
     return values.ravel().astype(np.int64)
+
+
+def _whole(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Whole numbers as int64, also of floats, as MATLAB stores them."""
+    whole = values.dtype.kind in "uf" and (np.abs(values) < INEXACT).all() and (values % 1 == 0).all()
+    return values.astype(np.int64) if whole else values
 
 
 def _offsets(path: str, name: str, rule: str, numbers: Indices, elements: int) -> Indices:
@@ -222,17 +227,21 @@ def _check_bounds(path: str, name: str, bounds: Episodes, elements: int, *, must
 def episodes_of(group: OpenGroup, given: Any, rows: int) -> tuple[Episodes, npt.NDArray[Any] | None]:
     """The episodes of a part, by an id or flags of ends for each row, or by their bounds; and their ids, if given."""
     rules = dict(given) if isinstance(given, Mapping) else {"ids": given}
+    begins, steps = np.arange(0, rows, group.steps.length if group.steps else rows), group.steps
+    if rules.pop("axis", None) is not None and steps and not rules:
+        return Episodes(begins, begins + steps.length), None
     rule = "starts" if {*rules} == {"starts", "lengths"} else next(iter(rules)) if len(rules) == 1 else ""
     names = {each: [of] if isinstance(of, str) else of for each, of in rules.items()}
     listed = all(isinstance(of, Sequence) and of and (each == "flags" or len(of) == 1) for each, of in names.items())
     named = listed and all(isinstance(name, str) and name.strip("/") for of in names.values() for name in of)
-    if rule not in ("ids", "flags", *BOUNDS) or not named:
-        ways = "{'flags': NAME}, {'ends': NAME}, {'lengths': NAME} or {'starts': NAME, 'lengths': NAME}"
+    if rule not in ("ids", "flags", *BOUNDS) or not named or (steps and [*rules] != ["lengths"]):
+        ways = "{'flags': NAME}, {'ends': NAME}, {'lengths': NAME}, {'starts': NAME, 'lengths': NAME} or {'axis': 0}"
         raise ConfigError(f"{given!r} is neither the name of a dataset with an id for each row, nor {ways}", "episodes")
     name = group.name(names[rule][0])
     if rule in BOUNDS:
         with _some_values(rows, context_of(group.path, name), NO_EPISODES):
             found = {each: _integers(group, group.name(of)) for each, [of] in names.items()}
+        found |= {"starts": begins} if steps else {}
         if len(found) == 1:
             offsets = _offsets(group.path, name, rule, found[rule], rows)
             return Episodes(offsets[:-1], offsets[1:]), None
@@ -250,7 +259,7 @@ def episodes_of(group: OpenGroup, given: Any, rows: int) -> tuple[Episodes, npt.
         raise ConfigError(f"{names[rule][0]} holds flags, not ids; write {{'flags': NAME}}", "episodes")
     changes = values[0][1:] != values[0][:-1] if rule == "ids" else np.any(values, axis=0)[:-1]
     edges = np.concatenate([[0], np.flatnonzero(changes) + 1, [rows]])
-    own = values[0][edges[:-1]]
+    own = _whole(values[0][edges[:-1]])
     again = np.delete(edges[:-1], np.unique(own, return_index=True)[1])
     if rule == "ids" and again.size:
         what = f"{values[0][again].tolist()[0]!r} begins an episode again; give each episode an id of its own, or if "
@@ -286,8 +295,10 @@ def times_of(group: OpenGroup, episodes: Episodes | None, name: str, rows: int) 
 
 
 def one_of_each(group: OpenGroup, name: str, rows: int, where: str = "", cure: str = "") -> npt.NDArray[Any]:
-    """A dataset with one value for each row, also as MATLAB stores vectors."""
+    """A dataset with one value for each row, also as MATLAB stores vectors, or for each step of every episode."""
     dataset, member = group.whole_member(name, where)
+    if group.steps and dataset.shape in (group.steps.shape, (group.steps.length,)):
+        return group.steps.flat(member_of(dataset[...], member))
     if dataset.shape not in ((rows,), (1, rows), (rows, 1)):
         what = f"has shape {dataset.shape}; it must have one value for each of the {rows} rows{cure}"
         raise FormatError(what, **context_of(group.path, group.name(name)))

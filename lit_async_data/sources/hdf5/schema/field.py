@@ -101,8 +101,8 @@ class Field(ImageOptions):
             that is a sample. A single number has no axis.
         per: ``"anchor"``: the dataset has a value for each row number in the dataset that ``rows`` names, such as the
             label of each event. ``"edge"``: a value before each row and one behind the last, in each part or episode,
-            as T + 1 observations beside T actions; ``offsets=[0, 1]`` are both around a row. None: a value for each row
-            of the part.
+            as T + 1 observations beside T actions; ``offsets=[0, 1]`` are both around a row. ``"episode"``: a value for
+            each of the source's ``episodes``. None: a value for each row of the part.
         decode: ``"image"``: each row holds the bytes of an image (JPEG, PNG, TIFF, WebP, BMP, GIF), which is delivered
             as uint8 (C, H, W), a window as (window, C, H, W). A row is bytes of variable length, or bytes of one length
             with zeros at the end. If ``name`` is a group, its ``values`` hold the images between its ``offsets``, or
@@ -146,7 +146,7 @@ class Field(ImageOptions):
     ends: str | None = None
     lengths: str | None = None
     attr: str | None = None
-    per: Literal["anchor", "edge"] | None = None
+    per: Literal["anchor", "edge", "episode"] | None = None
     kind: Literal["class", "number", "text"] | None = None
     null: Literal["error", "ignore", "drop", "zero"] = "error"
     decode: Literal["image"] | None = None
@@ -293,7 +293,7 @@ _CHOICES = {
     "pad_side": ("left", "right"),
     "kind": ("class", "number", "text", None),
     "null": ("error", "ignore", "drop", "zero"),
-    "per": ("anchor", "edge", None),
+    "per": ("anchor", "edge", "episode", None),
     "direction": ("nearest", "backward"),
 }
 
@@ -322,7 +322,7 @@ def _check_combination(field: Field) -> None:
     if field.window is not None and isinstance(field.offsets, tuple):
         raise ConfigError("a window and a list of rows are two choices of rows; give one of the two", "offsets")
     refused = ("column", *ROWS[:3], "lookup", "mask_and_scale", "decode", "per", *VARIABLE, *BOUNDS)
-    of_per = {"anchor": ROWS[:3], "edge": ("time", *BOUNDS[1:]), None: ()}
+    of_per = {"anchor": ROWS[:3], "edge": ("time", *BOUNDS[1:]), "episode": ROWS[:3], None: ()}
     for option in changed(field, refused if field.attr else of_per[field.per]):
         what = "an attribute, which is one value" if field.attr else f"values of {field.per}s"
         raise ConfigError(f"does not apply to {what}; leave it out", option)

@@ -30,6 +30,7 @@ from lit_async_data.sources.hdf5.index.index import (
     stored_type,
     unsupported_reason,
 )
+from lit_async_data.sources.hdf5.select import Steps
 from lit_async_data.sources.hdf5.storage.codecs import available, check_filters, filters_of
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, NoSamplesError, context_of, h5py
 from lit_async_data.sources.hdf5.storage.handles import bytes_at
@@ -48,6 +49,8 @@ class OpenGroup:
     group: str  # name of the group; ``"/"`` for the root
     cache: IndexCache
     allow_external: bool
+    episodes: int | None = None  # the axis of episodes, if datasets have one
+    steps: Steps | None = None  # and what it shares with the axis of their rows, when that is known
     tables: dict[tuple[str, int | None, int], Array] = dataclasses.field(default_factory=dict)  # lookup tables
     verified: set[str] = dataclasses.field(default_factory=set)  # types of datasets whose offsets were verified
     _nodes: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -117,13 +120,12 @@ class OpenGroup:
         else:
             _check_values(dataset, kind, dict(context, place=context["place"] + f".{member}" * bool(member)), cast=cast)
         shape = shape_of(dataset)
-        # Some programs write all empty arrays with shape (0,), MATLAB with (0, 0).
-        axis, channel = axes(layout, shape, context["place"]) if any(shape) else (0, None)
+        axis, channel, others = _axes_of(shape, layout, self.episodes, context)
         if math.prod(shape) == 0:
-            error = FormatError if shape[axis] else NoSamplesError
+            error = NoSamplesError if shape.count(0) > others.count(0) else FormatError
             raise error(f"has shape {shape}, so it holds no samples; leave it out, or write its samples", **context)
         elements, inner = kind.dtype.subdtype or (kind.dtype, ())
-        row = [n for position, n in enumerate((*shape, *inner)) if position != axis]
+        row = [*others, *inner]
         if channel is not None:
             row.insert(0, row.pop(channel))
         if holds != "values":
@@ -135,7 +137,7 @@ class OpenGroup:
         if member:
             record, size = stored_type(dataset, dataset.id.get_type())
             taken, elements = Member(path_to, elements, record, spec), np.dtype(np.uint8)
-            spec = FieldSpec((*shape[:axis], *shape[axis + 1 :], size), elements)
+            spec = FieldSpec((*others, size), elements)
         offset, index, slow = _place(dataset, self, context, external)
         if member or (holds != "values" and len(shape) == 1):
             shape = (*shape, spec.shape[-1])
@@ -145,7 +147,8 @@ class OpenGroup:
         more: dict[str, Any] = {"offset": offset, "index": index, "external": external, "slow": slow, "member": taken}
         more["chunk_rows"] = min(dataset.chunks[axis], shape[axis]) if dataset.chunks else 1
         more["filtered"] = dataset.id.get_create_plist().get_nfilters() > 0
-        return StoredDataset(self.path, name, shape, elements, axis, spec, **more)
+        stored = StoredDataset(self.path, name, shape, elements, axis, spec, **more)
+        return stored if self.episodes is None else _end_to_end(stored, self.episodes, dataset.chunks)
 
     def split(self, name: str) -> tuple[str, str]:
         """The name of a dataset, and the member behind it; no member if a dataset has the whole name."""
@@ -225,6 +228,7 @@ class Located:
     name: str
     names: Any = None
     member: Member | None = None
+    steps: Steps | None = None
 
     def __str__(self) -> str:
         return f"{self.path}:/{self.name.strip('/')}{self.member or ''}"
@@ -236,7 +240,10 @@ class Located:
         return in_group(self.name, self.names, row)
 
     def at(self, row: int) -> str:
-        return f"{self}, row {row}" if self.names is None else f"{self.path}:/{self.dataset(row)}"
+        if self.names is not None:
+            return f"{self.path}:/{self.dataset(row)}"
+        of = f" (episode {row // self.steps.length}, step {row % self.steps.length})" if self.steps else ""
+        return f"{self}, row {row}{of}"
 
     def error(self, kind: type[SourceError], what: str, row: int | None = None) -> SourceError:
         place = str(self) if row is None else self.at(row)
@@ -264,6 +271,8 @@ class StoredDataset(Located):
     names: Any = dataclasses.field(default=None, compare=False)
     # The member that a field takes from compound values, if rows are the bytes of these; else None.
     member: Member | None = None
+    # If episodes have an axis of their own, which ``axis`` then is together with that of their rows, as stored.
+    steps: Steps | None = None
 
     @property
     def rows(self) -> int:
@@ -272,6 +281,25 @@ class StoredDataset(Located):
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
+
+
+def _end_to_end(stored: StoredDataset, episodes: int, chunks: tuple[int, ...] | None) -> StoredDataset:
+    """A dataset whose episodes have an axis beside that of their rows, as one axis of all rows."""
+    axis, index = min(episodes, stored.axis), stored.index
+    if abs(episodes - stored.axis) > 1:
+        what = f"has episodes on axis {episodes} and their rows on axis {stored.axis}, with others between them"
+        raise stored.error(FormatError, f"{what}; write it again with both side by side")
+    both, size = slice(axis, axis + 2), chunks[axis : axis + 2] if chunks else (1, 1)
+    # What is not decoded by chunks lies in the order of the axes.
+    steps = Steps(stored.shape[both], size if index or stored.filtered else stored.shape[both], stored.axis < episodes)
+
+    def joined(shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (*shape[:axis], math.prod(shape[both]), *shape[axis + 2 :])
+
+    index = index and dataclasses.replace(index, shape=joined(index.shape), grid=joined(index.grid))
+    shape = (*stored.shape[:axis], math.prod(steps.grid), *stored.shape[axis + 2 :])
+    more: dict[str, Any] = {"axis": axis, "index": index, "chunk_rows": math.prod(size), "steps": steps}
+    return dataclasses.replace(stored, shape=shape, **more)
 
 
 def shape_of(dataset: h5py.Dataset) -> tuple[int, ...]:
@@ -283,6 +311,22 @@ def shape_of(dataset: h5py.Dataset) -> tuple[int, ...]:
 def in_group(name: str, names: npt.NDArray[np.bytes_], row: int) -> str:
     """A name with the group or dataset of a row in place of its ``*``."""
     return name.replace("*", names[row].decode(errors="surrogateescape"), 1).strip("/")
+
+
+def _axes_of(
+    shape: tuple[int, ...], layout: str | None, episodes: int | None, context: dict[str, Any]
+) -> tuple[int, int | None, list[int]]:
+    """The axis N, the axis C among the axes of a sample, and their lengths; ``episodes`` is the axis of episodes."""
+    if episodes is not None and any(shape) and len(shape) <= max(episodes, 1):
+        what = f"has shape {shape}, without axis {max(episodes, 1)}; rows of episodes need two axes"
+        raise FormatError(f"{what}, one value for each episode Field(…, per='episode')", **context)
+    others = [n for place, n in enumerate(shape) if place != episodes]
+    if layout and episodes is not None:
+        layout = layout[:episodes] + layout[episodes + 1 :]
+    # Some programs write all empty arrays with shape (0,), MATLAB with (0, 0).
+    axis, channel = axes(layout, tuple(others), context["place"]) if any(shape) else (0, None)
+    del others[axis : axis + 1]
+    return axis + (episodes is not None and episodes <= axis), channel, others
 
 
 def axes(layout: str | None, shape: tuple[int, ...], where: str, *, volume: bool = False) -> tuple[int, int | None]:
