@@ -131,6 +131,21 @@ def test_a_shuffle_by_chunks_decodes_each_about_once(path, monkeypatch, chunks, 
     assert len(decoded) <= times * np.prod(-(-np.array(VALUES.shape) // chunks))
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize(
+    ("chunks", "runs", "together"),
+    [
+        ((1, 5, C), [(20, 5), (3, 3)] * E, 1),  # each chunk is a unit
+        ((2, 5, C), [(6 * T, 2 * T), (T, T)], 5),  # all chunks of two episodes
+    ],
+)
+def test_a_unit_of_the_shuffle_is_the_chunks_of_consecutive_rows(path, chunks, runs, together, axis):
+    source, _ = check(written(path, axis=axis, chunks=chunks, compression="gzip"), FIELDS["single"], axis)
+    assert [(run.samples, run.rows) for run in source.chunks.runs] == runs
+    assert source.chunks.spread == 1
+    assert source.memory(1).decoded == together * np.prod(chunks) * VALUES.itemsize
+
+
 def test_observations_are_one_more_than_actions(path):
     with h5py.File(path, "w") as file:
         file.create_dataset("obs", data=VALUES, chunks=(2, 5, C), compression="gzip")
