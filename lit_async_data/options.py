@@ -113,6 +113,7 @@ def within(prefix: str) -> Iterator[None]:
         raise error.within(prefix) from None
 
 
+@explains_names()
 @dataclasses.dataclass(frozen=True)
 class Balanced:
     """Weights with which each class of a field is drawn equally often, for `LoaderOptions`.

@@ -105,6 +105,10 @@ def test_an_option_of_torch_points_to_ours_and_a_misspelt_one_to_the_near_one_or
         (lad.SubsetSource, {"indices": [1]}, "indices: no such option; write samples="),
         (lad.DatasetSource, {"workers": 1}, "a loader does this, not a source: give LoaderOptions(workers=…)"),
         (read, {"row": 1}, "row: no such option; did you mean rows?"),
+        (lad.Column, {"seperator": ";"}, "seperator: no such option; did you mean separator?"),
+        (lad.ToFloat, {"field": "x"}, "field: no such option; did you mean fields?"),
+        (lad.Balanced, {"key": "y"}, "key: no such option; choose from field"),
+        (lad.PredictionWriter, {"output": "p"}, "output: no such option; choose from path"),
     ],
 )
 def test_an_option_that_belongs_elsewhere_is_told_its_place(kind, given, said):

@@ -186,6 +186,7 @@ _TYPES = ("float16", "bfloat16", "float32", "float64")
 _FAR = 1000  # standard deviations from 0 to the mean from which on float32 would lose digits that show
 
 
+@explains_names()
 class ToFloat:
     """Converts fields of a batch to floats; divides integers by the largest value of their type.
 

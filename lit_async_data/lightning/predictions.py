@@ -20,6 +20,7 @@ from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.lightning.display import print_line
 from lit_async_data.lightning.loops import loaders_in, on_rank_zero, pl
+from lit_async_data.options import explains_names
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.composed.composed import check_whole
 from lit_async_data.sources.hdf5.storage.codecs import read_chunk, write_chunk
@@ -156,6 +157,7 @@ MISSING = "missing"  # the column that marks samples which could not be read
 WANTED = "return a tensor or array whose first axis is the samples of the batch, or a dict of these and of lists of str"
 
 
+@explains_names()
 class PredictionWriter(pl.Callback):
     """Writes the predictions of ``trainer.predict`` with samples and locations, each sample once, in dataset order.
 

@@ -93,8 +93,10 @@ def not_local(path: str) -> str:
     """Why a path cannot name a file of this machine; empty if it can."""
     if os.name != "nt" and _WINDOWS.match(path):
         return "a path of Windows; give the path that leads there on this system, such as /mnt/c/…, or paths below root"
-    if _ADDRESS.match(path):
-        return "an address, not a path; write s3://… as text where addresses are read, else fetch the file first"
+    if found := _ADDRESS.match(path):
+        both = found[0].endswith("//")
+        cure = "give a path of this machine" if both else "write s3://… with both slashes, as text and no pathlib.Path"
+        return f"an address, not a path; {cure}"
     return ""
 
 

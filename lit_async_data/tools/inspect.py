@@ -46,7 +46,7 @@ from lit_async_data.sources.hdf5.schema.inspect import OpenGroup
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors
 from lit_async_data.sources.hdf5.storage.handles import identity_of, open_h5py
-from lit_async_data.sources.local_files import COLUMNS, bad_sample, has_word, is_address, is_pattern
+from lit_async_data.sources.local_files import COLUMNS, bad_sample, has_word, is_address, is_pattern, local_path
 from lit_async_data.sources.manifest.columns import FILES, Column, Given, kind_of, kind_of_path
 from lit_async_data.sources.manifest.fields import Fields, no_repeats
 from lit_async_data.sources.manifest.files import RootDirectory
@@ -74,7 +74,8 @@ BLOCK_BYTES = 4 * 2**20  # of samples that a thread reads at a time, or one chun
 
 def check_all(call: Call, path: str) -> int:
     """Write the list of bad samples; returns 1 if there are any, else 0."""
-    if not os.access(os.path.dirname(path) or ".", os.W_OK):
+    target = local_path(path)
+    if not os.access(os.path.dirname(target), os.W_OK):
         raise ConfigError(f"{path} is in no folder that you may write to; give another path", "bad-list")
     unchecked = {} if call.source == "HDF5Source" else {"check_files": "none"}
     context = contextvars.copy_context()
@@ -82,7 +83,7 @@ def check_all(call: Call, path: str) -> int:
     source = context.run(dataclasses.replace(call, options={**call.options, **unchecked}).build)
     with progress_bar(sys.stderr) as progress:
         bad = [bad_sample(source, number, error) for number, error in unreadable(source, progress).items()]
-    with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+    with open(target, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         writer: csv.DictWriter[str] = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(bad)

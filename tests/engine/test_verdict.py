@@ -19,6 +19,7 @@ from lit_async_data.engine.stats import HINTS, Verdict, Wait, Watch, explained
 from lit_async_data.sources.contract.source import ChunkRun, Remote, StorageLayout
 from lit_async_data.sources.contract.stage_clock import CLOCK, Work
 from lit_async_data.testing import ArraySource
+from lit_async_data.tools.pack import pack
 
 STEPS = 100
 
@@ -331,6 +332,23 @@ def test_who_follows_the_change_waits_less(what, virtual):
     assert verdict.hint == hint
     _, after_s = passed(virtual, stages=stages, **kind | FOLLOWED[hint](verdict.value))
     assert after_s < 0.7 * before_s
+
+
+@pytest.mark.usefixtures("one_batch_per_slot")
+def test_who_packs_decodes_no_sample_in_vain(h5, tmp_path, monkeypatch):
+    monkeypatch.setattr("lit_async_data.sources.hdf5.readers.part_reader.RECENT_BYTES", 0)  # more than that is stored
+    values = np.arange(256 * 1024).reshape(256, 1024)
+    source = lad.HDF5Source(h5(x={"data": values, "chunks": (32, 1024), "compression": "gzip"}), ["x"])
+    pack(source, out := str(tmp_path / "packed.h5"))
+
+    def decoded(source):
+        options = {"batch_size": BATCH, "shuffle": "global", **THREAD, "cache_bytes": 0}
+        with lad.AsyncLoader(source, options) as loader:
+            assert sum(len(x) for (x,) in loader) == 256
+            return loader.stats().stages.decode.bytes
+
+    assert decoded(lad.HDF5Source(out, ["x"])) == values.nbytes
+    assert decoded(source) > 8 * values.nbytes
 
 
 def test_who_takes_larger_batches_waits_less_for_their_hand_over(virtual, monkeypatch):

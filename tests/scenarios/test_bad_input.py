@@ -215,6 +215,11 @@ def test_what_is_said_of_lengths_that_differ_helps(h5):
     source = HDF5Source(path, {"x": "signal", "y": Field("images", lookup="frame")})
     assert source.column("y").tolist() == [0.0] * 4 + [10.0] * 4 + [20.0] * 4
     source.close()
+    with h5py.File(path, "a") as file:
+        file["fast"], file["slow"] = np.arange(12) / 4, np.arange(3.0)
+    fields = {"x": Field("signal", offsets=[0.0, 0.25], time="fast"), "y": Field("images", time="slow")}
+    refused(FormatError, ["give each time=NAME"], lambda: HDF5Source(path, {"x": "signal", "y": "images"}))
+    assert HDF5Source(path, fields)[1]["x"].tolist() == [4, 5]
     said = ["images has 3", "write fields={'y': Field('images', per='anchor')}"]
     refused(FormatError, said, lambda: HDF5Source(path, {"x": "signal", "y": "images"}, rows="frame"))
 

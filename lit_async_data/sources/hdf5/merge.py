@@ -17,6 +17,7 @@ from lit_async_data.sources.composed.composed import SubsetSource
 from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.hdf5.storage.failures import h5py
+from lit_async_data.sources.local_files import local_path
 
 
 def merge_patches(predictions: Any, source: Source, path: str | os.PathLike[str]) -> None:
@@ -57,6 +58,7 @@ def merge_patches(predictions: Any, source: Source, path: str | os.PathLike[str]
         size = size[:1]  # such as a label for each point
     if shape[-len(size) :] != size:
         raise ConfigError(f"one has shape {shape}, but a patch has {size}", "predictions")
+    path = local_path(path)
     if os.path.lexists(path):
         raise ConfigError(f"{path} exists; move or delete it, or give another path", "path")
     places, there = source.places(), np.ones(count, bool)
@@ -64,7 +66,7 @@ def merge_patches(predictions: Any, source: Source, path: str | os.PathLike[str]
     marks = group.get("missing")
     if isinstance(marks, h5py.Dataset) and marks.shape == there.shape and marks.dtype == bool:
         there = ~marks[...]
-    partial = f"{os.fspath(path)}.{os.getpid()}.partial"
+    partial = f"{path}.{os.getpid()}.partial"
     try:
         with h5py.File(partial, "w") as file:
             for number in np.unique(places.which).tolist():
@@ -73,7 +75,7 @@ def merge_patches(predictions: Any, source: Source, path: str | os.PathLike[str]
                 file[name.replace(":/", "/")] = _merged(predictions, own, origins, volumes[number], shape)
         os.replace(partial, path)
     except OSError as error:
-        raise SourceError(f"{path}: cannot be written: {error}; check its folder and space", file=str(path)) from error
+        raise SourceError(f"{path}: cannot be written: {error}; check its folder and space", file=path) from error
     finally:
         with contextlib.suppress(OSError):
             os.unlink(partial)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import AsyncDataError, ConfigError, CorruptError, ManifestError, MissingError, SourceError
-from lit_async_data.options import check_names, one_of, whole, within
+from lit_async_data.options import check_names, explains_names, one_of, whole, within
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Location, Part, Places, numbered
 from lit_async_data.sources.hdf5.schema.field import Field
@@ -42,6 +42,7 @@ SUFFIXES: dict[str, Kind] = {
 }
 
 
+@explains_names()
 @dataclasses.dataclass(frozen=True)
 class Column:
     """A column of a table that becomes a field of a batch. In YAML, a mapping of these names and those of `ImageShape`.

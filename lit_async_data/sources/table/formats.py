@@ -482,9 +482,10 @@ def _objects(path: str) -> Iterator[dict[str, Any]]:
                     message = "the file is a JSON array, not an object in each line; give the result of"
                     raise _error(path, row, f"{message} pandas.read_json")
                 try:
-                    values = decode(line.decode("utf-8"))
+                    values = decode(line.decode("utf-8-sig"))
                 except (ValueError, RecursionError) as error:
-                    raise _error(path, row, f"not valid JSON in UTF-8: {quoted(str(error))}") from None
+                    what = f"not valid JSON in UTF-8: {quoted(str(error))}; correct it, or save the file as UTF-8"
+                    raise _error(path, row, what) from None
                 if not isinstance(values, dict):
                     raise _error(path, row, f"{quoted(values)} is not a JSON object")
                 yield values

@@ -2,19 +2,22 @@
 
 import os
 import sys
+from pathlib import Path
 
 import h5py
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from lit_async_data import HDF5Source, ManifestSource
+from lit_async_data import Field, HDF5Source, ManifestSource, merge_patches
 from lit_async_data.__main__ import main
 from lit_async_data.errors import AsyncDataError
 from lit_async_data.reading import open_reader, read
 from lit_async_data.sources.files import stores
 from lit_async_data.sources.local_files import is_address, not_local
 from lit_async_data.system import Lazy
+from lit_async_data.tools.call import Call
+from lit_async_data.tools.inspect import check_all
 
 
 @pytest.mark.parametrize(
@@ -35,7 +38,7 @@ ADDRESSES = {
     "https://host/x.h5?v=1": "https://host/x.h5?…: what follows the question mark may be secret",
     "simplecache::s3://bucket/x.h5": "a chain of filesystems; give the last address, and cache=FOLDER",
 }
-NO_ADDRESS = "an address, not a path; write s3://… as text"
+NO_ADDRESS = "an address, not a path; give a path of this machine"
 # What takes the path of a file, or its address.
 TAKERS = {
     "HDF5Source": lambda path: HDF5Source(path, {"x": "x"}),
@@ -49,8 +52,16 @@ TAKERS = {
     "read": lambda path: read(path + ":/x"),
     "open_reader": open_reader,
 }
+
+
+def patches():
+    return HDF5Source("x.h5", {"x": Field("x", patch=(1,))})
+
+
 # What takes a path only.
 LOCAL = {
+    "merge_patches": lambda path: merge_patches(np.ones((6, 1)), patches(), path),
+    "inspect --check-all": lambda path: check_all(Call("HDF5Source", "x.h5", {"x": "x"}), path),
     "HDF5Source, exclude": lambda path: HDF5Source("x.h5", {"x": "x"}, exclude=path + ".csv"),
     "HDF5Source, cache_dir": lambda path: HDF5Source("x.h5", {"x": "x"}, cache_dir=path),
     "HDF5Source, cache": lambda path: HDF5Source("x.h5", {"x": "x"}, cache=path),
@@ -106,6 +117,12 @@ def test_lists_and_folders_are_local(taker):
     assert NO_ADDRESS in str(caught.value)
 
 
+@pytest.mark.parametrize("taker", TAKERS | LOCAL)
+def test_an_address_that_pathlib_has_cut_is_no_path(taker):
+    with pytest.raises(AsyncDataError, match="an address, not a path; write s3://… with both slashes, as text"):
+        (TAKERS | LOCAL)[taker](str(Path("s3://bucket/x.h5")))
+
+
 @pytest.mark.usefixtures("without_obstore")
 @pytest.mark.parametrize("command", TOOLS)
 @pytest.mark.parametrize(("path", "what"), [*ADDRESSES.items(), (WINDOWS, "a path of Windows")])
@@ -120,6 +137,13 @@ def test_a_path_may_be_as_in_a_shell_or_a_file_url(path, folder):
     assert HDF5Source(path, {"x": "x"}).parts[0].file == str(folder / "x.h5")
     if "*" not in path:
         assert read(f"{path}:/x", [2]) == [2]
+
+
+@pytest.mark.parametrize("path", ["~/out", "$DATA/out", "file://{}/out"])
+@pytest.mark.parametrize("writer", ["merge_patches", "inspect --check-all"])
+def test_so_may_a_path_that_is_written(writer, path, folder):
+    LOCAL[writer](path.replace("{}", str(folder)))
+    assert (folder / "out").exists()
 
 
 def test_a_file_that_is_called_so_is_meant(folder):

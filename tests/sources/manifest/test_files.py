@@ -183,7 +183,7 @@ def test_a_root_that_is_a_link_itself(root, tmp_path):
 @pytest.mark.parametrize(
     ("path", "what"),
     [
-        ("data:image/png,", "an address, not a path; write"),
+        ("data:image/png,", "an address, not a path; write s3:"),
         *((path, "a path of Windows; give") for path in (r"\\host\x", r"C:\x", "d:/x")),
     ],
 )

@@ -1,5 +1,6 @@
 """JSON lines: what Python's own reader gives, or an error that names the row."""
 
+import codecs
 import gzip
 import json
 from pathlib import Path
@@ -49,7 +50,7 @@ def test_types_of_later_lines_and_keys_that_come_late(file):
         (b'{"a": 1}\n[1]\n', 1, r"row 1: \[1\] is not a JSON object"),
         (b'{"a": 1}\n{"a": 2\n', 1, r"row 1: not valid JSON"),
         (b'{"a": 1, "a": 2}\n', 0, r"row 0: not valid JSON in UTF-8: 'a key occurs twice'"),
-        (b'{"a": "\xff"}\n', 0, "row 0: not valid JSON in UTF-8"),
+        (b'{"a": "\xff"}\n', 0, "row 0: not valid JSON in UTF-8: .* correct it, or save the file as UTF-8"),
         (b'{"a": "x"}\n{"a": "\\ud800"}\n', 1, "row 1, column 'a': half of a surrogate pair"),
         (b'{"a": ["x"]}\n{"a": ["x", "\\udfff"]}\n', 1, "row 1, column 'a': half of a surrogate pair"),
         (b'{"a": 1}\n{"a": 18446744073709551615}\n', None, "column 'a': .*; write large whole numbers as text"),
@@ -66,6 +67,11 @@ def test_faulty_json_lines_are_an_error_that_names_the_row(file, lines, row, mes
     with pytest.raises(ManifestError, match=message) as caught:
         Table.of(path, ["a"])
     assert (caught.value.file, caught.value.row) == (path, row)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_line(file):
+    for mark in (b"", codecs.BOM_UTF8):
+        assert everything(Table.of(file("m.jsonl", mark + b'{"a": "x"}\n{"a": "y"}\n'), ["a"]), "a") == ["x", "y"]
 
 
 @pytest.mark.parametrize("indent", [None, 2])

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from lit_async_data.batch.spec import TENSOR_TYPES, Array, FieldSpec, length_key, listed_names
+from lit_async_data.batch.spec import Array, FieldSpec, length_key, listed_names
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
@@ -318,8 +318,8 @@ class _Images:
 class _Places:
     """Lengths of the datasets of a field, and their places in the file unless libhdf5 must find one of them."""
 
-    def __init__(self, group: OpenGroup, _: Field) -> None:
-        self._group = group
+    def __init__(self, group: OpenGroup, field: Field) -> None:
+        self._group, self._field = group, field
         self._alike: Any = None  # the name, the handle and the type of the first dataset
         self._first: Any = None  # the description and the creation properties of the first dataset with values
         self._unwritten = group.file.userblock_size - 1
@@ -342,7 +342,10 @@ class _Places:
         if not length:
             chunk, columns = [1] * len(shape), [()] * 3
         else:
-            first, like = self._first = self._first or (_inspect_sample(group, full), found.get_create_plist())
+            first, like = self._first = self._first or (
+                _inspect_sample(group, full, self._field),
+                found.get_create_plist(),
+            )
             offset = None if first.offset is None else found.get_offset()
             if offset not in (None, self._unwritten) and found.get_storage_size() < 2**32:  # as sizes are uint32
                 columns = [offset], [found.get_storage_size()], [0]
@@ -378,12 +381,12 @@ def _refuse_link(group: OpenGroup, within: Any, name: bytes, full: str, *, check
         refuse_external_link(group.file, full)
 
 
-def _inspect_sample(group: OpenGroup, name: str) -> StoredDataset:
+def _inspect_sample(group: OpenGroup, name: str, field: Field) -> StoredDataset:
     """Describe a dataset that is one sample, of any number of axes, as `inspect_dataset` describes many samples."""
     node: Any = group.node(name)
     dtype, shape = getattr(node, "dtype", np.dtype(object)), getattr(node, "shape", None)
-    if shape is None or shape[:1] not in ((), (0,)) or (dtype.kind, dtype.itemsize) not in TENSOR_TYPES:
-        return group.inspect_dataset(name)
+    if shape is None or shape[:1] not in ((), (0,)) or not field.takes(dtype):
+        return group.inspect_dataset(name, cast=field.dtype is not None)
     external_files(node, group.file, name, allowed=False)
     offset = node.id.get_offset() if in_one_file(node) and has_numpy_layout(node) else None
     slow = "it is not contiguous" if offset is None else None
@@ -409,7 +412,7 @@ def _field(group: OpenGroup, key: str, name: str, request: PartRequest, columns:
         file: Any = group.file
         images = encoded.images_of(field, rows, lambda row: np.asarray(file[in_group(name, names, row)][()]).tobytes())
         return StoredField(images, images.decoder.spec)
-    sequences = _as_one(group, name, request.layouts.get(key), names, columns)
+    sequences = _as_one(group, name, field, request.layouts.get(key), names=names, columns=columns)
     stored = sequences.values
     native = stored.dtype.newbyteorder("=")
     first = dataclasses.replace(_coded_alike(group, name, names), name=name)
@@ -460,9 +463,11 @@ def _padded(part: StoredPart, key: str, request: PartRequest) -> dict[str, Store
     return padded_fields(key, field, dataclasses.replace(sequences, spec=spec))
 
 
-def _as_one(group: OpenGroup, name: str, layout: str | None, names: Array, columns: Columns) -> encoded.StoredSequences:
+def _as_one(
+    group: OpenGroup, name: str, field: Field, layout: str | None, *, names: Array, columns: Columns
+) -> encoded.StoredSequences:
     path, lengths, counts = group.path, columns["lengths"], columns["counts"]
-    first = _inspect_sample(group, in_group(name, names, int(lengths.argmax())))
+    first = _inspect_sample(group, in_group(name, names, int(lengths.argmax())), field)
     shape = (len(names), *first.shape)
     _, channel = axes(None if layout is None else f"N{layout}", shape, f"{path}:/{name}")
     sample, chunks = list(first.shape), columns["chunks"].reshape(len(names), -1)

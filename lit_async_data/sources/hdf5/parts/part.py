@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.batch.spec import TENSOR_TYPES, FieldSpec, contradict, listed_names
+from lit_async_data.batch.spec import FieldSpec, contradict, listed_names
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.options import whole
 from lit_async_data.order.chunk_order import ChunkRun, runs_of
@@ -465,8 +465,9 @@ def value_of(node: Any, field: Field, path: str, name: str) -> npt.NDArray[Any]:
     value: Any = values.reshape(-1)[0] if values.size == 1 else None
     if isinstance(value, bytes | str):
         return np.array(value if isinstance(value, bytes) else value.encode(errors="surrogateescape"))
-    if not values.size or (dtype.kind, dtype.itemsize) not in TENSOR_TYPES:
-        raise FormatError(f"{where} holds {dtype} {shape}, not numbers, nor one text; leave it out", **context)
+    if not values.size or not field.takes(values.dtype):
+        what = f"{where} holds {values.dtype} {values.shape}, not numbers, nor one text; leave it out"
+        raise FormatError(what, **context)
     return values if value is None else values.reshape(())
 
 
@@ -558,7 +559,8 @@ def _advice(fields: Mapping[str, StoredField], *, chosen: bool, episodic: bool) 
         what = f"if {longest.located.name} has a value before each row of {name} and one behind the last"
         question += f"{what}, write {many!r}: Field(…, per='edge'). Else: "
     ends = f"If a sample is several rows of {longest.located.name}, write {many!r}: Field(…, lengths=NAME), or ends=, "
-    ends += "starts= or offsets=, with a dataset of their numbers, or places. "
+    ends += "starts= or offsets=, with a dataset of their numbers, or places. If each has a rate of its own, give each "
+    ends += "time=NAME, a dataset of times, and all but one offsets= in seconds. "
     return (
         f"{question}a sample takes the same row of each, or a window around it, and rows= chooses among these rows. "
         f"{ends}If one row of {name} belongs to several of the {longest.located.rows}, store its row number for each "

@@ -368,7 +368,8 @@ def _inspect_ranges(
     if of is None:
         return padded_fields(key, field, encoded.inspect_sparse(group, name, kind))
     if isinstance(of, encoded.Delimited):
-        return padded_fields(key, field, encoded.inspect_variable(group, of, most=field.max_length))
+        cast = field.dtype is not None
+        return padded_fields(key, field, encoded.inspect_variable(group, of, most=field.max_length, cast=cast))
     return padded_fields(key, field, encoded.inspect_sequences(group, name, of, field.max_length))
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.batch.spec import TENSOR_TYPES, Bytes, FieldSpec
+from lit_async_data.batch.spec import Bytes, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.checks import first_good
@@ -146,11 +146,11 @@ def _is_index(node: Any) -> bool:  # of NWB's tables
     return isinstance(node, h5py.Dataset) and node.attrs.get("neurodata_type") in ("VectorIndex", b"VectorIndex")
 
 
-def inspect_variable(group: OpenGroup, given: Delimited, *, most: int | None) -> StoredRanges:
+def inspect_variable(group: OpenGroup, given: Delimited, *, most: int | None, cast: bool = False) -> StoredRanges:
     numbers = _integers(group, given.bounds)
     rows = len(numbers) - (given.rule == "offsets")
     with _some_values(rows, context_of(group.path, given.name)):
-        values = group.inspect_dataset(*group.split(given.values))
+        values = group.inspect_dataset(*group.split(given.values), cast=cast)
     if rows < 1:
         what = f"has {len(numbers)} values; it must have one more than there are samples"
         raise FormatError(what, **context_of(group.path, given.bounds))
@@ -335,7 +335,7 @@ def element_type(dataset: h5py.Dataset, field: Field) -> np.dtype[Any] | None:
     if dtype.kind == "O" and h5py.check_string_dtype(dtype) is not None:
         return TEXT if field.dtype == TEXT and not (field.classes or field.kind) else None
     within = h5py.check_vlen_dtype(dtype)
-    return within if within is not None and (within.kind, within.itemsize) in TENSOR_TYPES else None
+    return within if within is not None and field.takes(within) else None
 
 
 def inspect_sequences(group: OpenGroup, name: str, dtype: np.dtype[Any], most: int | None) -> StoredSequences:

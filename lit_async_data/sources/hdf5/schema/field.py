@@ -228,6 +228,10 @@ class Field(ImageOptions):
         """How images become arrays of one shape."""
         return ImageShape(**{name: getattr(self, name) for name in IMAGE})
 
+    def takes(self, dtype: np.dtype[Any]) -> bool:
+        """Whether tensors can hold the type, or the field casts it."""
+        return (dtype.kind, dtype.itemsize) in TENSOR_TYPES or (dtype.kind in "fc" and self.dtype is not None)
+
     @classmethod
     def of(cls, given: str | Field | Mapping[str, Any] | Sequence[Any], where: str = "") -> Field:
         """A field from the name of a dataset, a mapping of attributes, a field, or a list of these.

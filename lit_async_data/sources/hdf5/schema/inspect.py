@@ -445,7 +445,7 @@ def _check_values(dataset: h5py.Dataset, kind: Any, context: dict[str, Any], *, 
         kind, dtype = kind.get_super(), dtype.base
     wide = {"f": "float64", "c": "complex128"}.get(dtype.kind, "")  # the type that long doubles are cast to
     if ((dtype.kind, dtype.itemsize) not in TENSOR_TYPES and not (wide and cast)) or dtype.subdtype:
-        cure = f"store it as another type{wide and f', or give dtype={wide!r}, if it is no sample of variable length'}"
+        cure = f"store it as another type{wide and f', or give dtype={wide!r}'}"
         raise FormatError(f"holds {dtype}, which no tensor can hold; {cure}", **context)
     if member and not as_numpy(kind, dtype):
         what = f"holds numbers with unusual bits, which compound values must not; store it as {dtype}"

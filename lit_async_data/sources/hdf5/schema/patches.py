@@ -205,7 +205,7 @@ def _boxes(shape: Sequence[int], chunk: Sequence[int]) -> Iterator[Box]:
 
 
 def inspect_patches(group: OpenGroup, field: Field, layout: str | None, where: str, drawn: int | None) -> StoredPatches:
-    stored = group.inspect_dataset(group.name(field.dataset))
+    stored = group.inspect_dataset(group.name(field.dataset), cast=field.dtype is not None)
     size = tuple(field.patch or (field.points or 0, *stored.shape[1:]))
     if field.points and layout is not None:
         raise ConfigError(f"{layout!r} for {stored}: its points are on axis 0; leave it out", "layout")

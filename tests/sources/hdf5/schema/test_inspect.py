@@ -1,5 +1,6 @@
 """What a dataset holds: found by any name and link, and refused where it is damaged or can be no field."""
 
+import dataclasses
 import struct
 import zlib
 from pathlib import Path
@@ -273,6 +274,30 @@ def test_long_doubles_are_cast_if_the_user_says_to_what(h5, kind, to, options):
     assert read(source, [3])["w"].tolist() == [[1, 1]]
     with pytest.raises(FormatError, match=f"large, row 1: .* is beyond the range of {to}"):
         HDF5Source(path, {"x": Field("large", dtype=to)})[1]
+
+
+def test_long_doubles_of_any_form_are_cast(h5):
+    values, lengths = np.array([0.1, 2.5, -3], np.longdouble), [2, 1]
+    path = h5(v=values, n=lengths, **{"s0/a": values[:2], "s1/a": values[2:], "s0/b": values, "s1/b": values})
+    with h5py.File(path, "a") as file:
+        file.create_dataset("vlen", (2,), h5py.vlen_dtype(np.longdouble))
+        file["vlen"][0], file["vlen"][1] = values[:2], values[2:]
+        for each in ("s0", "s1"):
+            file[each].attrs["y"] = file[each]["c"] = values[0]
+    wanted, cast = [[0.1, 2.5], [-3, 0]], {"dtype": "float64"}
+    rows = HDF5Source(path, {"x": Field("v", lengths="n", **cast), "z": Field("vlen", **cast)})
+    for key in "xz":
+        assert read(rows, [0, 1])[key].tolist() == wanted
+    assert HDF5Source(path, {"x": Field("v", patch=(3,), **cast)})[0]["x"].tolist() == [0.1, 2.5, -3]
+    named = {"x": Field("a", **cast), "z": Field("b", **cast), "y": Field(attr="y", **cast), "one": Field("c", **cast)}
+    groups = read(HDF5Source(path, named, group="s*", sample="group"), [0, 1])
+    assert groups["x"].tolist() == wanted
+    assert groups["z"].tolist() == [[0.1, 2.5, -3]] * 2
+    assert groups["y"].tolist() == groups["one"].tolist() == [0.1, 0.1]
+    for key, each in named.items():
+        plain = dataclasses.replace(each, dtype=None)
+        said = "a single value" if key == "one" else "float128"
+        refused(FormatError, [f"{path}:/s0", f"holds {said}"], path, {key: plain}, group="s*", sample="group")
 
 
 @pytest.mark.parametrize("group", ["train", "/train", "train/", "/train/"])
