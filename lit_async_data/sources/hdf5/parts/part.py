@@ -465,8 +465,8 @@ def value_of(node: Any, field: Field, path: str, name: str) -> npt.NDArray[Any]:
     value: Any = values.reshape(-1)[0] if values.size == 1 else None
     if isinstance(value, bytes | str):
         return np.array(value if isinstance(value, bytes) else value.encode(errors="surrogateescape"))
-    if not values.size or not field.takes(values.dtype):
-        what = f"{where} holds {values.dtype} {values.shape}, not numbers, nor one text; leave it out"
+    if not values.size or not field.takes(dtype):
+        what = f"{where} holds {dtype} {shape}, not numbers, nor one text; leave it out"
         raise FormatError(what, **context)
     return values if value is None else values.reshape(())
 
