@@ -41,7 +41,7 @@ TRAINING, HELD_OUT = "train|training", "val|valid|validation|dev|test|testing"
 PLAIN = ("", "member")  # kinds of datasets that hold values as they are
 # Axes along which there are no samples; and along which a measurement is repeated.
 SPACE = "lat|latitude|lon|longitude|x|y|z|level|c|channels?|grid"
-_REPEATED = "times?|frames?|scans?|samples?|trials?|events?|shots?|images?|index|number"
+REPEATED = "times?|frames?|scans?|samples?|trials?|events?|shots?|images?|index|number"
 _OWN_GROUPS = ("#refs#", "#subsystem#", "_i_")  # of MATLAB and PyTables, without data of the user
 _METADATA = {"kind": "metadata"}
 # By members or attributes of a group: Keras; Loom, whose columns are cells; Imaris; SLEAP, with frames last; AnnData.
@@ -53,6 +53,8 @@ _FORMATS: dict[str, dict[str, dict[str, Any]]] = {
     "var obs": {"(var|varm|varp|obsp|uns)([./].*)?|.*/__categories/.*": _METADATA},
     "var X": {"(var|varm|varp)([./].*)?": _METADATA},
 }
+_OWN_ATTRIBUTES = "CLASS|NAME|DIMENSION_L.*|REFERENCE_LIST|_.*|encoding-.*"  # of h5py, NetCDF and AnnData
+MOST_ATTRIBUTES, WIDTH = 20, 24  # datasets and groups whose attributes are printed, and letters of a value
 # At most this many members of a group are listed; at most this many datasets whose names differ in a number stay apart.
 MOST_MEMBERS, MOST_ALONE = 20_000, 8
 
@@ -80,13 +82,15 @@ class Dataset:
     dtype: np.dtype[Any] = dataclasses.field(default_factory=lambda: np.dtype(object))  # as read
     decoding: dict[str, Any] = dataclasses.field(default_factory=dict)  # the options of a field that decodes its images
     each: str = ""  # if it stands for datasets that may be samples: their name with a ``*``
+    first: str = ""  # of datasets of several sizes, the name of one
 
     def __post_init__(self) -> None:
         self.field, self.rows = self.field or self.name, self.rows or (self.shape[:1] * 2 or None)
 
     @property
     def structure(self) -> tuple[object, ...]:  # equal in datasets that are alike, whatever their lengths
-        return self.kind, self.type if not self.one_image else "", len(self.shape), self.shape[1:]
+        sides = self.shape[1:] if len(self.shape) < 3 else ()  # volumes may have different sizes
+        return self.kind, self.type if not self.one_image else "", len(self.shape), sides
 
     @property
     def varies(self) -> bool:  # the datasets that it stands for have different lengths
@@ -122,7 +126,7 @@ def _conventions(group: Any, path: str) -> Mapping[str, dict[str, Any]]:
             if isinstance(node, h5py.Dataset) and "signal" in node.attrs:
                 signal, axes = [str(each)], re.split("[:,]", "".join(_texts(node.attrs.get("axes", ""))).strip("[]"))
     if nexus == ["NXdata"] and signal:
-        grid = len(axes) == 2 and "." not in axes and not has_word(axes[0], _REPEATED)
+        grid = len(axes) == 2 and "." not in axes and not has_word(axes[0], REPEATED)
         return {re.escape(signal[0]): {"axis": "grid" if grid else "".join(axes[:1]).strip(".")}, ".*": _METADATA}
     names = {*map(str, itertools.islice(group, MOST_MEMBERS)), *group.attrs}
     if (nexus and nexus != ["NXdata"]) or (path.endswith("vars") and all(map(str.isdecimal, names))):  # or Keras
@@ -173,17 +177,26 @@ def _merged(found: Sequence[Dataset], path: str, members: int) -> Iterator[Datas
     for node in found:
         alike["" if only else re.sub(r"\d+", "0", node.name), node.structure].append(node)
     for nodes in alike.values():
-        alone = 1 if nodes[0].one_image else MOST_ALONE
+        sizes = _several_sizes(nodes)
+        alone = 1 if nodes[0].one_image or (path and sizes) else MOST_ALONE
         if len(nodes) <= alone or nodes[0].kind not in ("", "images"):
             yield from nodes
             continue
         name, count = _name_of([n.name for n in nodes]), members if len(nodes) == MOST_MEMBERS else len(nodes)
         made = dataclasses.replace(nodes[0], name=name, field=name, each=name, groups=count, rows=_lengths(nodes))
-        made.type = f"{made.type}, {count:,} datasets".removeprefix(", ")
+        made.type, made.first = f"{made.type}, {count:,} datasets".removeprefix(", "), nodes[0].name * sizes
+        made.type += " of several sizes" * sizes
         made.bytes, made.stored_bytes = sum(n.bytes for n in nodes), sum(n.stored_bytes or 0 for n in nodes)
         if path and nodes[0].one_image and len(nodes) == len(found):  # a group of images is a field of rows
             made.name, made.field, made.shape, made.rows = path, path, (count,), (count, count)
         yield made
+
+
+def _several_sizes(nodes: Sequence[Dataset]) -> bool:
+    """Whether they are volumes of several sizes: neither cameras with rows in common, nor the levels of a pyramid."""
+    lengths, sides, sizes = {n.shape[:1] for n in nodes}, {n.shape[1:] for n in nodes}, {n.shape for n in nodes}
+    pairs = itertools.pairwise(sorted(map(math.prod, sizes)))
+    return min(len(lengths), len(sides)) > 1 and any(3 * small > large for small, large in pairs)
 
 
 def _lengths(nodes: Sequence[Dataset]) -> tuple[int, int] | None:
@@ -255,13 +268,13 @@ def describe(group: OpenGroup, node: Dataset, options: Mapping[str, Any]) -> Non
     name, given = group.name(node.field), Field(node.field, decode="image" if node.kind == "images" else None)
     try:
         with as_source_errors(f"{group.path}:/{name}", "cannot be read", file=group.path, dataset=name):
-            if node.field == node.each or node.one_image:
+            if (node.field == node.each and not node.first) or node.one_image:
                 given = dataclasses.replace(given, name=name)
                 source = HDF5Source(group.path, {"x": given}, sample="dataset" if node.each else "group", **options)
                 with contextlib.closing(source):
                     field, node.reading = source.stored_parts[0].fields["x"], source.chunks.reading
             else:
-                field = inspect_field(group, "x", given, None)["x"]
+                field = inspect_field(group, "x", dataclasses.replace(given, name=node.first or given.name), None)["x"]
     except AsyncDataError as error:
         where = f"{error.dataset}: " if error.row is None else f"{error.dataset}, row {error.row}: "
         node.why = node.why or where * (error.dataset not in (name, None)) + error.message
@@ -332,6 +345,22 @@ def scopes_of(nodes: Sequence[Dataset], parent: str = "") -> list[Scope]:
     return [Scope(rest), *found]
 
 
+def attributes_of(file: h5py.File, scope: Scope) -> dict[str, list[str]]:
+    """The attributes of a scope's datasets and groups, and their values or shapes, by names in the file."""
+    found, names = (
+        dict[str, list[str]](),
+        ["/", *(f"{scope.first}/{n.first or n.field}" for n in scope.nodes), scope.first],
+    )
+    for name in dict.fromkeys(re.sub("/+", "/", each) for each in names):
+        with contextlib.suppress(KeyError, *LIBRARY_ERRORS):
+            attributes = [each for each in file[name].attrs.items() if not re.fullmatch(_OWN_ATTRIBUTES, each[0])]
+            shown = [
+                (key, _texts(value)[0][:WIDTH] if np.size(value) == 1 else np.shape(value)) for key, value in attributes
+            ]
+            found |= {name.strip("/") or "/": [f"{key} {value}" for key, value in shown]} if shown else {}
+    return found
+
+
 def of_training(names: Iterable[str]) -> list[str]:
     """Leave out validation and test, if some names are of training. The start that all names share does not count."""
     every = list(names)
@@ -375,13 +404,17 @@ class Report:
     bytes: int | None = None
     groups: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     datasets: list[Dataset] = dataclasses.field(default_factory=list)
+    attributes: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     columns: list[ColumnReport] = dataclasses.field(default_factory=list)
     rows: int | None = None
     suggestions: list[Suggestion] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
 
-    def suggest(self, candidates: Sequence[Suggestion]) -> None:
-        """Add the first candidate whose source can be built and read; if there is none, note the error of the first."""
+    def suggest(self, candidates: Iterable[Suggestion]) -> Suggestion | None:
+        """Add the first candidate whose source can be built and read; if there is none, note the error of the first.
+
+        Returns that candidate.
+        """
         errors = list[str]()
         for each in candidates:
             try:
@@ -389,8 +422,9 @@ class Report:
             except AsyncDataError as error:
                 errors.append(f"{each.call.python().splitlines()[-1]} does not fit: {' '.join(str(error).split())}")
             else:
-                return
+                return each
         self.notes += errors[:1]
+        return None
 
     def as_dict(self) -> dict[str, Any]:
         values = {"version": VERSION, **vars(self)}
@@ -466,6 +500,9 @@ def text_of(report: Report) -> str:
     title += [counted(number, what) for what, number in numbers.items() if number]
     title += [f"{group['count']:,} groups {group['name']}" for group in report.groups]
     lines = [f"{report.files[0]}   {' · '.join(title)}", *indented(table(columns)), *indented(table(datasets))]
+    attributes = [f"{name}: {', '.join(each)}" for name, each in report.attributes.items()]
+    more = [f"and {len(attributes) - MOST_ATTRIBUTES:,} more"] * (len(attributes) > MOST_ATTRIBUTES)
+    lines += section("Attributes", attributes[:MOST_ATTRIBUTES] + more)
     lines += [*section("Why not faster, or not at all", whys), *section("Notes", report.notes)]
     for suggestion in report.suggestions:
         lines += ["", f"── {suggestion.title[:1].upper()}{suggestion.title[1:]} ──"]

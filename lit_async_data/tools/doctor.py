@@ -157,11 +157,14 @@ def best(trials: Sequence[Trial]) -> int:
 def measured(loader: lit_async_data.AsyncLoader, seconds: float) -> Rate:
     """Take batches of a new loader as fast as they come, and close it.
 
-    The first batch of each reader does not count, since the reader imports its decoders with it.
+    The first batch of each reader does not count, since the reader imports its decoders with it; nor does the one
+    that this process reads while a reader process starts.
     """
     order = loader.order.deck.chunk_order
     least = min(order.length, GROUPS * order.width * order.rows) if order is not None else 0
-    first, taken, since, now, before = max(loader.footprint.workers.threads, 1), 0, 0.0, 0.0, Work()
+    workers = loader.footprint.workers
+    first = max(workers.threads, 1) + (workers.kind == "process")
+    taken, since, now, before = 0, 0.0, 0.0, Work()
     with loader:
         for number, batch in enumerate(itertools.chain.from_iterable(itertools.repeat(loader)), 1):
             if number > first:

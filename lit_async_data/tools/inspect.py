@@ -12,6 +12,7 @@ on describe the source that it reads; without --fields, it is the one that inspe
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import contextvars
 import csv
@@ -57,7 +58,7 @@ from lit_async_data.sources.table.labels import Null
 from lit_async_data.sources.table.table import Table, TableReader, column_names, files_of
 from lit_async_data.tools import contents
 from lit_async_data.tools.call import ARGUMENTS, IMAGE, Call, access, add_source_arguments, given_source, source_of
-from lit_async_data.tools.contents import PLAIN, SPACE, ColumnReport, Dataset, Report, Scope, Suggestion
+from lit_async_data.tools.contents import PLAIN, REPEATED, SPACE, ColumnReport, Dataset, Report, Scope, Suggestion
 from lit_async_data.tools.terminal import (
     INPUT_CHUNKS,
     Piece,
@@ -128,6 +129,18 @@ def _errors(source: Source, samples: Indices) -> dict[int, AsyncDataError]:
 MOST_DATASETS = 20_000  # of one file that `inspect` reads
 LABELS = "y|labels?|targets?|class(es)?|clusters?|(cell)?types?|actions?|gt|truth|true"
 MASKS = "masks?|segmentations?|reconstructions?"
+VOLUMES = "volumes?|vol|ct|mri?|pet|t1|t1c|t2|flair|tomograms?"
+ONSETS = "onsets?|peaks?|triggers?|cues?"  # of events in a recording
+_RATES = "rate|fs|sfreq|srate|hz"
+_EVENTS = f"{LABELS}|codes?|descriptions?"  # labels of events
+# Names of datasets that divide rows into episodes, by their part in `episodes`; "" are ids.
+_EPISODES = {
+    "": "(episode|traj|trajectory)(_(index|idx|ids?))?",
+    "flags": "terminals?|timeouts?|dones?|terminations?|truncations?|is_last",
+    "ends": "(episode|traj)_ends",
+    "starts": "(ep|episode|traj)_(offsets?|starts?)",
+    "lengths": "(ep|episode|traj)_(len|lengths?)|total_steps",
+}
 CODED = ("categorical", "nullable")  # kinds of datasets of numbers that stand for names, or beside a mask
 # Names of datasets that are neither inputs nor labels: of pyramids, and of networks.
 _PARAMETERS = "resolutions|subdivisions|histograms?|weights?|kernels?|bias(es)?"
@@ -137,6 +150,7 @@ _BY_LENGTH = "samples have different lengths: batch_by=x (loader.batch_by=x) put
 _MISSING = 'rows without a value of y are left out; null="ignore" keeps them, as -100'
 # Axes of at most `FEW` entries hold channels; larger ones up to `MOST_CHANNELS`, if the other axes are much longer.
 FEW, MOST_CHANNELS = 4, 32
+PATCH, WINDOW = 64, 256  # the most elements of a patch along an axis, and rows behind an event, that are suggested
 IMAGE_SIZE = 224  # side of images that have no common size
 _EXAMPLES, _WIDTH = 3, 24
 _FILES = {"image": "images", "npy": "arrays", "hdf5": "rows of HDF5 files"}
@@ -159,9 +173,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.check_all:
         return check_all(given_call(arguments.files, arguments), arguments.bad_list)
-    if option := next((name.replace("_", "-") for name in ARGUMENTS if getattr(arguments, name) is not None), ""):
-        raise ConfigError(f"describes what --check-all reads; add --check-all, or leave --{option} out", option)
-    report = report_on(arguments.files, **access(arguments))
+    given_source(arguments.files, arguments)  # refuses options of other sources
+    given = [name.replace("_", "-") for name in ARGUMENTS if name != "root" and getattr(arguments, name) is not None]
+    if given:
+        raise ConfigError(f"describes what --check-all reads; add --check-all, or leave --{given[0]} out", given[0])
+    report = report_on(arguments.files, root=arguments.root or "", **access(arguments))
     sys.stdout.write(as_json(report.as_dict(), str) if arguments.json else contents.text_of(report))
     return 0
 
@@ -172,7 +188,8 @@ def given_call(paths: Sequence[str], arguments: argparse.Namespace, *, whole: bo
     if call.fields and call.source != "HDF5Source":
         return call
     table = "" if "on" in call.options else call.options.get("table", "")
-    report = report_on(paths, suggest=bool(table) or not call.fields, table=table, **access(arguments))
+    suggest, root = bool(table) or not call.fields, call.options.get("root", "")
+    report = report_on(paths, suggest=suggest, table=table, root=root, **access(arguments))
     if not report.suggestions and not call.fields:
         why = f"python -m lit_async_data inspect {shlex.join(paths[:3])} says why; name them: --fields x=NAME y=NAME"
         raise ConfigError(f"nothing in {paths[0]} looks like samples; {why}", "fields")
@@ -196,13 +213,15 @@ def given_call(paths: Sequence[str], arguments: argparse.Namespace, *, whole: bo
     return dataclasses.replace(call, path=path, fields=fields | images, options=options, left_out=others)
 
 
-def report_on(given: Sequence[str], *, suggest: bool = True, table: str | None = None, **options: Any) -> Report:
+def report_on(
+    given: Sequence[str], *, suggest: bool = True, table: Any = None, root: str = "", **options: Any
+) -> Report:
     """What files hold; ``table`` is the one beside them, if not given; the options are those of `ACCESS`."""
     source, paths, beside = source_of(given)
     if source == "HDF5Source":
         return hdf5_report(paths, beside if table is None else table, suggest=suggest, **options)
     if source == "ManifestSource":
-        return table_report(paths[0], **options)
+        return table_report(paths[0], root, **options)
     report, call = Report("folder", paths), Call(source, paths[0], options=options)
     folders = Suggestion("a folder for each class", call)
     with heard(report.notes):
@@ -232,10 +251,9 @@ def hdf5_report(given: Sequence[str], table: str = "", *, suggest: bool = True, 
             scope.path, scope.options = path, options
             for node in scope.nodes:
                 contents.describe(group, node, options)
-            found, known = suggestions(scope, report.notes), len(report.suggestions)
-            report.suggest(found if suggest else [])
-            if columns and report.suggestions[known:]:
-                base = next(each for each in found if each.call is report.suggestions[-1].call)
+            known = len(report.suggestions)
+            base = report.suggest(suggestions(scope, report.notes) if suggest else [])
+            if columns and base:
                 with heard(report.notes):
                     report.suggest(labelled := list(columns.labelled(base, scope)))
                 report.suggestions[known:] = report.suggestions[-1:]
@@ -245,6 +263,7 @@ def hdf5_report(given: Sequence[str], table: str = "", *, suggest: bool = True, 
                     report.notes.append(f"{base.title}: no column of {table} {what}")
             report.groups += [{"name": scope.group, "count": scope.count}] if scope.group else []
             report.datasets += scope.nodes
+            report.attributes |= contents.attributes_of(file, scope)
     if not report.suggestions and not report.notes:
         report.notes.append('no dataset looks like samples of a network: name yours in fields={"x": NAME, "y": NAME}')
     if len(nodes) == MOST_DATASETS:
@@ -252,22 +271,84 @@ def hdf5_report(given: Sequence[str], table: str = "", *, suggest: bool = True, 
     return report
 
 
-def suggestions(scope: Scope, notes: list[str]) -> list[Suggestion]:
+def suggestions(scope: Scope, notes: list[str]) -> Iterator[Suggestion]:
     """Proposals for a scope, the likeliest first; if there is none, a note gives the reason."""
     known = [n for n in scope.nodes if n.reading and n.kind != "metadata" and not has_word(n.name, _PARAMETERS)]
     each, found = [n for n in known if n.each and not scope.group], list[Suggestion]()
-    labels = [n.each for n in each if has_word(n.name, LABELS, whole=True)]
+    labels = [n.each for n in each if has_word(n.name, f"{LABELS}|{MASKS}", whole=True)]
     for x in sorted((n for n in each if n.each not in labels), key=_score, reverse=True):
         plain = [None] if "*" in x.field and (x.decoding or x.varies or len(x.shape) > 1) else []
         attributes = [{"attr": name} for name in x.attributes if has_word(name, LABELS)]
         found += _whole(scope, "dataset", x, [*attributes, *labels, *plain])
     rows = _of_rows(scope, [n for n in known if "*" not in n.field], [] if found else notes)
     found = sorted([*rows, *found], key=lambda one: "y" not in one.call.fields)
+    found = [*_around_events(scope, known, notes), *found]
     if any(n.field == "origin/part" for n in known):  # `pack` has written these datasets: they are the fields
         nodes = [n for n in scope.nodes if n.reading and not n.field.startswith("origin/")]
         layout = {n.field: letters for n in nodes if (letters := layout_of(n.shape, 0)) and n.kind in PLAIN}
         found.insert(0, _suggestion(scope, "packed fields", {n.field: _decoded(n) for n in nodes}, [], layout=layout))
-    return found
+    volumes, first = _patches(scope, known), any(has_word(n.name, VOLUMES) for n in known)
+    return itertools.chain(volumes, found) if first else itertools.chain(found, volumes)
+
+
+def _patches(scope: Scope, known: Sequence[Dataset]) -> Iterator[Suggestion]:
+    """Patches of volumes of several sizes; the smallest gives the size of a patch."""
+    several = max(scope.count, len(scope.paths)) > 1
+    nodes = [n for n in known if n.kind in PLAIN and n.dtype.kind in "biuf" and (several or n.each)]
+    for x in sorted((n for n in nodes if len(n.shape) in (3, 4)), key=_score, reverse=True)[:1]:
+        axes = len(x.shape)
+        channels = [axis for axis in (axes - 1, 0) if x.shape[axis] <= FEW and (axes > 3 or x.dtype.kind == "u")][:1]
+        sides = tuple(n for axis, n in enumerate(x.shape) if axis not in channels)
+        letters = "".join("C" if axis in channels else "DHW"[axis - axes + (channels > [0])] for axis in range(axes))
+        fields: dict[str, Any] = {"x": {"name": x.each or x.field, "patch": [1] * len(sides)}}
+        given, shapes = {"layout": {"x": letters} if channels else {}, "sample": "dataset" * bool(x.each)}, list[Any]()
+        call = _suggestion(scope, "", fields, [], **given).call
+        with contextlib.suppress(AsyncDataError), closing(cast("HDF5Source", call.build())) as source:
+            shapes += {found.shape for part in source.stored_parts if (found := part.fields["x"].patches)}
+        if len(shapes) > 1:
+            fields["x"]["patch"] = patch = [min(PATCH, *each) for each in zip(*shapes, strict=True)]
+            notes = [f"volumes of {len(shapes)} sizes: patches_per_volume=8 draws patches, anew in each epoch"]
+            masks = [n for n in nodes if n.shape == sides and n is not x and bool(n.each) == bool(x.each)]
+            for y in masks:
+                if y.dtype.itemsize == 1 < x.dtype.itemsize or has_word(y.name, f"{MASKS}|{LABELS}", whole=True):
+                    own = fields | {"y": {"name": y.each or y.field, "patch": patch}}
+                    yield _suggestion(scope, f"patches of {x.field} with {y.field}", own, notes, **given)
+            yield _suggestion(scope, f"patches of {x.field}", fields, notes, **given)
+
+
+def _around_events(scope: Scope, known: Sequence[Dataset], notes: list[str]) -> Iterator[Suggestion]:
+    """Windows of a recording that begin at events, whose onsets are rows, or seconds if a rate is known."""
+    plain = [n for n in known if n.kind in PLAIN and n.dtype.kind in "iuf" and len(n.shape) in (1, 2)]
+    for onset in (n for n in plain if n.flat and has_word(n.name, ONSETS)):
+        waves = [n for n in plain if n.shape[0] > 4 * onset.shape[0] and not has_word(n.name, REPEATED)]
+        for x in sorted(waves, key=_score, reverse=True)[:1]:
+            scalars = [n for n in scope.nodes if not n.shape]
+            rates = [{"name": n.field, "attr": name} for n in (x, *scalars) for name in n.attributes]
+            rates += [*({"attr": name} for name in scope.attributes), *({"name": n.field} for n in scalars)]
+            rates = [given for given in rates if has_word([*given.values()][-1], _RATES)]
+            if onset.dtype.kind == "f" and not rates:
+                notes.append(f"rows={onset.field!r} with rate= takes windows of {x.field} at these times")
+                continue
+            options = {"rows": onset.field, "rate": rates[0] if onset.dtype.kind == "f" else None}
+            window, said = [0, min(WINDOW, x.shape[0] // onset.shape[0])], ["window: choose the rows around an event"]
+            of = re.findall(r".*[./]|", onset.field)[0]
+            own = [n for n in known if n.shape == onset.shape and n.field.startswith(of) and has_word(n.name, _EVENTS)]
+            labels = [{"y": {"name": y.field, "per": "anchor"}} for y in own]
+            for y, pad in itertools.product([*labels, {}], [{}, {"pad": "last"}]):  # for windows that leave it
+                fields = {"x": {"name": x.field, "window": window, **pad}, **y}
+                yield _suggestion(scope, f"windows of {x.field} around {onset.field}", fields, said, **options)
+
+
+def _episodes(nodes: Sequence[Dataset], rows: tuple[int, ...]) -> Any:
+    """What divides rows into episodes, as `episodes` takes it; None if no dataset does."""
+    found = collections.defaultdict[str, list[str]](list)
+    for (part, names), node in itertools.product(_EPISODES.items(), nodes):
+        fits = node.flat and node.shape and (part not in ("", "flags") or node.shape[:1] == rows)
+        if fits and re.fullmatch(names, node.field.rpartition("/")[2]):
+            found[part].append(node.field)
+    ways = [("",), ("flags",), ("ends",), ("starts", "lengths"), ("lengths",)]
+    way = next((way for way in ways if found.keys() >= {*way}), ())
+    return found[""][0] if "" in way else {part: found[part] if found[part][1:] else found[part][0] for part in way}
 
 
 def _whole(scope: Scope, of: str, x: Dataset, labels: Sequence[Dataset | Given | None]) -> Iterator[Suggestion]:
@@ -293,6 +374,7 @@ def _of_rows(scope: Scope, known: Sequence[Dataset], notes: list[str]) -> Iterat
     labels = [n for n in labels if n.dtype.kind in "biuf" and 0 < len(n.shape) < 3]
     labels.sort(key=lambda n: (not has_word(n.name, LABELS), not n.flat))
     x = next((n for n in inputs if any(_axis(n, label) is not None for label in labels)), inputs[0])
+    edges = [n for n in labels if x.shape[:1] == (n.shape[0] + 1,) and not x.kind]
     masks = [n for n in inputs if n is not x and has_word(n.name, f"{MASKS}|{LABELS}") and n.dtype.kind in "biuf"]
     # One image, unless each row has a label.
     square = len(x.shape) > 1 and x.shape[0] == x.shape[1] and not x.kind and x.samples is None
@@ -312,13 +394,16 @@ def _of_rows(scope: Scope, known: Sequence[Dataset], notes: list[str]) -> Iterat
         yield from _whole(scope, "group" if scope.group else "file", x, [*alone, *masks[:1], None])
     else:
         masks = [n for n in masks if n.shape[:1] == x.shape[:1] and len(n.shape) > 2]
-        for y in [*labels, *masks[:1], None]:
-            yield _row_by_row(scope, x, y)
-            if y is not None and y.kind in CODED:
-                yield _row_by_row(scope, x, y, null="drop")
+        episodes = None if scope.group else _episodes(scope.nodes, x.shape[:1])
+        targets = list(itertools.product([*labels, *edges[: not labels], *masks[:1], None], ["", "drop"]))
+        for divided, (y, null) in itertools.product([episodes, None] if episodes else [None], targets):
+            if not null or (y is not None and y.kind in CODED):
+                yield _row_by_row(scope, x, y, masks * (y in labels), null, episodes=divided)
 
 
-def _row_by_row(scope: Scope, x: Dataset, y: Dataset | None, null: str = "") -> Suggestion:
+def _row_by_row(
+    scope: Scope, x: Dataset, y: Dataset | None, masks: list[Dataset], null: str, **given: Any
+) -> Suggestion:
     in_time = y is None and not x.kind and not x.axis and len(x.shape) == 2
     title, layout = x.field, dict[str, str | None]()
     axis = int(in_time and x.shape[1] >= ACROSS * x.shape[0]) if x.samples is None else x.samples % len(x.shape)
@@ -327,18 +412,27 @@ def _row_by_row(scope: Scope, x: Dataset, y: Dataset | None, null: str = "") -> 
         title, axis = f"{x.field} with {y.field}", (_axis(x, y) or 0) if len(y.shape) < 3 else axis
         how = {"column": 0} if len(y.shape) == 2 and y.flat else {"null": null} if null else dict[str, Any]()
         fields["y"] = named(y.field, how)
+        if [n - 1 for n in x.shape[:1]] == [*y.shape[:1]] and _axis(
+            x, y
+        ) is None:  # an observation before and behind each action
+            fields["x"] = {"name": x.field, "per": "edge"}
         flat = "CN" if y.flat and y.shape[:1] == (1,) else None
         layout["y"] = flat if len(y.shape) == 2 else layout_of(y.shape, axis) if len(y.shape) > 2 else None
     layout["x"] = None if x.kind else layout_of(x.shape, axis)
+    sides = x.shape[1:3], x.shape[2:4], tuple(x.decoding.get("image_size", ()))
+    if mask := next((n for n in masks if axis == 0 and n.shape[1:3] in sides), None):
+        fields["mask"], layout["mask"] = mask.field, layout_of(mask.shape, 0)
     layout = {key: letters for key, letters in layout.items() if letters}
     notes = ([_SWAPPED] if x.decoding else [_BY_LENGTH] * (x.kind == "variable")) + [_MISSING] * bool(null)
-    return _suggestion(scope, title, fields, notes, layout=layout)
+    return _suggestion(scope, title, fields, notes, layout=layout, **given)
 
 
 def _suggestion(scope: Scope, title: str, fields: Mapping[str, Any], notes: list[str], **options: Any) -> Suggestion:
-    parts = "" if "sample" in options else "group" if scope.group else "file" if len(scope.paths) > 1 else ""
-    split = f'split(source, {{"train": 0.8, "val": 0.2}}, groups="{parts}") keeps each {parts} in one stage'
     options = {name: value for name, value in {"group": scope.group, **options, **scope.options}.items() if value}
+    parts = "episode" if "episodes" in options else "group" if scope.group or "sample" in options else "file"
+    if ("sample" in options and "patch" not in title) or (parts == "file" and len(scope.paths) < 2):
+        parts = ""
+    split = f'split(source, {{"train": 0.8, "val": 0.2}}, groups="{parts}") keeps each {parts} in one stage'
     given = {key: each for key, each in fields.items() if each is not None}
     call = Call("HDF5Source", scope.path, given, options)
     return Suggestion(title, call, (*notes, *[split] * bool(parts)))
@@ -360,7 +454,8 @@ def name_of(given: Given) -> str:
 def _score(node: Dataset) -> float:
     """Larger datasets have larger scores; the name of a label or a deep path lowers the score."""
     nbytes = math.prod((*node.shape[:1], *node.decoding["image_size"])) if node.decoding else node.bytes
-    return math.log10(nbytes + 1) - 3 * has_word(node.name, f"{MASKS}|{LABELS}") - 0.5 * node.name.count("/")
+    label = has_word(node.name, f"{MASKS}|{LABELS}", whole=bool(node.each))
+    return math.log10(nbytes + 1) - 3 * label - 0.5 * node.name.count("/")
 
 
 def _axis(x: Dataset, label: Dataset) -> int | None:
@@ -397,9 +492,9 @@ def _path_of(paths: Sequence[str]) -> str | list[str]:
     return paths[0] if len(paths) == 1 else next(fitting, list(paths))
 
 
-def table_report(path: str, **options: Any) -> Report:
+def table_report(path: str, root: str = "", **options: Any) -> Report:
     with closing(Files(**options)) as files:
-        given = _Columns(path, options, files)
+        given = _Columns(path, options, files, root)
     shown = [path] if is_address(path) else given.files
     report = Report("table", shown, sum(map(os.path.getsize, given.files)))
     report.columns, report.rows = given.columns, len(given.table)
@@ -408,6 +503,9 @@ def table_report(path: str, **options: Any) -> Report:
         report.notes.append(f"{what}: put a line of names before it, or give pandas.read_csv(…, names=[…])")
     else:
         report.suggest(given.suggestions())
+        if report.notes and not root and any(each.kind in FILES for each in given.columns):
+            places = f", such as {' or '.join(given.folders)}" * bool(given.folders)
+            report.notes.append(f"--root FOLDER, or root=, says where the paths begin{places}")
     if not report.suggestions and not report.notes:
         report.notes.append('no column looks like samples: name yours in fields={"x": COLUMN, "y": COLUMN}')
     return report
@@ -431,6 +529,12 @@ def heard(notes: list[str]) -> Iterator[None]:
         notes += dict.fromkeys(each for record in handler.buffer if (each := record.getMessage()) not in notes)
 
 
+def _separator(table: Table, name: str) -> str | None:
+    """What separates several paths in the first cell of a column."""
+    first = str(table.first(name)) if is_text(table.array(name).type) else ""
+    return next((each for each in ";|, " if each in first and all(map(kind_of_path, first.split(each)))), None)
+
+
 def _column(table: Table, name: str, root: RootDirectory) -> ColumnReport:
     """Describe a column as `ManifestSource` reads it, without rows that lack a value; or why it cannot be a field."""
     array, distinct, why, given = table.array(name), None, "", len(table) - len(table.missing(name))
@@ -439,7 +543,7 @@ def _column(table: Table, name: str, root: RootDirectory) -> ColumnReport:
         distinct = int(arrow("compute").count_distinct(array).as_py())
     kind, rows, whole = None, len(table), SimpleNamespace(columns=lambda _: table, select=lambda _: None)
     nulls: tuple[Null, ...] = ("drop", "error")
-    for column in (Column(name, null=each) for each in nulls):
+    for column in (Column(name, null=each, separator=_separator(table, name)) for each in nulls):
         try:
             if (kind := kind_of("x", column, table, root)) != "hdf5":
                 fields = Fields({"x": column}, cast("TableReader", whole), root, None)
@@ -461,9 +565,10 @@ def _column(table: Table, name: str, root: RootDirectory) -> ColumnReport:
 class _Columns:
     """The columns of a table. `labels` holds columns with the name of a label, then columns of repeated classes."""
 
-    def __init__(self, path: str, options: Mapping[str, Any], files: Files) -> None:
+    def __init__(self, path: str, options: Mapping[str, Any], files: Files, root: str = "") -> None:
         self.path, self.files, self.access = path, files_of(files.copied(path)), options
-        self.options, self.root = dict(options), RootDirectory(root_of(path), files=files)
+        self.options, self.root = dict(options), RootDirectory(root or root_of(path), files=files)
+        self.roots, self.folders = [root] if root else ["", ".", "/"], list[str]()
         first, names = os.path.abspath(self.files[0]), column_names(self.files[0])
         if len(names) == 1 and (found := [each for each in ",;\t|" if each in names[0]]):
             self.options["delimiter"] = found[0]
@@ -472,6 +577,9 @@ class _Columns:
         self.table = Table.of(first, wanted, text_format=text_format)
         with heard([]):  # whether columns of ids are classes
             self.columns = [_column(self.table, name, self.root) for name in self.table.names]
+        stored = arrow("parquet").read_schema(first) if first.endswith(".parquet") else ()
+        decimals = {each.name: str(each.type) for each in stored if arrow("types").is_decimal(each.type)}
+        self.columns = [dataclasses.replace(c, type=decimals.get(c.name, c.type)) for c in self.columns]
         known = [c for c in self.columns if c.kind in ("class", "number") and c.distinct not in (0, 1) and not c.why]
         self.labels = [c for c in known if has_word(c.name, LABELS)]
         known = [c for c in known if c.kind == "class" and not has_word(c.name, f"{LABELS}|{_OTHERS}")]
@@ -487,26 +595,36 @@ class _Columns:
         x = self.field(*numbers) if numbers else ()
         if files:
             x, what = self._of_files(files[0]), _FILES[str(files[0].kind)]
+            first, here = (
+                str(self.table.first(files[0].name, _separator(self.table, files[0].name))),
+                os.path.dirname(self.path),
+            )
+            found = glob.glob(os.path.join(glob.escape(here), "*", glob.escape(first))) if self.roots[1:] else []
+            self.folders = [] if is_address(self.path) else sorted(each.removesuffix(f"/{first}") for each in found)
         if not x:
             return []
         ids = [c for c in self.columns if (c.name, c.distinct, c.missing) == ("id", len(self.table), 0)]
         options |= {"id": "id"} if ids else {}
         stages = [c.name for c in self.columns if c.kind == "class" and has_word(c.name, _STAGES)]
         notes = tuple(f'split(source, by="{name}") has the sides that it names' for name in stages)
-        masks, found = [c for c in files[1:] if has_word(c.name, MASKS)], list[Suggestion]()
+        masks, proposals = [c for c in files[1:] if has_word(c.name, MASKS)], list[Suggestion]()
         targets: list[ColumnReport | None] = [*masks[:1], *self.labels[:3]]
-        for y, root in itertools.product(targets or [None], [{}, {"root": "."}, {"root": "/"}][: 3 if files else 1]):
+        beside = self.folders if len(self.folders) == 1 else []
+        for y, root in itertools.product(targets or [None], [*self.roots, *beside] if files else [""]):
             fields: dict[str, Given] = {"x": x}
             if y is not None:
                 fields["y"] = self.field(y, mode="P") if y in masks else self.field(y)
             title = what if y is None else f"{what} with {y.name}"
-            call = Call("ManifestSource", self.path, fields, options | root)
-            found.append(Suggestion(title, call, notes))
-            found += [sized_images(found[-1])] if what == "images" else []
-        return found
+            call = Call("ManifestSource", self.path, fields, options | ({"root": root} if root else {}))
+            others = ", ".join(c.name for c in self.labels if c is not y)
+            proposals.append(Suggestion(title, call, (*notes, *[f"other labels: {others}"] * bool(others))))
+            proposals += [sized_images(proposals[-1])] if what == "images" else []
+        return proposals
 
     def field(self, *columns: ColumnReport, **options: Any) -> Given:
         names, null = [each.name for each in columns], {"null": "drop"} if any(c.missing for c in columns) else {}
+        if (separator := _separator(self.table, names[0])) and not names[1:]:
+            options["separator"] = separator
         return named(names if names[1:] else names[0], options | null)
 
     def labelled(self, given: Suggestion, scope: Scope) -> Iterator[Suggestion]:
@@ -518,11 +636,12 @@ class _Columns:
             options |= {"unmatched": "" if whole else "skip"}
             fields, title, notes = dict(given.call.fields), given.title, list(given.notes)
             if y is not None:
-                fields["y"], title = self.field(y), f"{title.partition(' with ')[0]} with {y.name} of {self.path}"
-                options["layout"] = {key: each for key, each in options.get("layout", {}).items() if key != "y"}
+                key = y.name if "patch" in str(fields.get("y")) else "y"  # beside a mask
+                fields[key], title = self.field(y), f"{title.partition(' with ')[0]} with {y.name} of {self.path}"
+                options["layout"] = {name: each for name, each in options.get("layout", {}).items() if name != key}
             if labels := ", ".join(c.name for c in self.labels if c is not y and c.name != name):
                 notes.append(f"{self.path} has other labels: {labels}")
-            if names := ", ".join({other: "" for full, _, other, _ in ways if full and other != name}):
+            if names := ", ".join({other: "" for full, _, other, _ in ways if full >= whole and other != name}):
                 notes.append(f"{names} of {self.path} fits, too: check that {name} is the column for on=")
             if what not in ("file", "group"):
                 notes.append(f'split(…, groups="{name}") keeps the samples of one row of {self.path} in one stage')

@@ -1,5 +1,6 @@
 """`doctor`: it measures what loaders do and chooses a setting; every line that it prints can be used."""
 
+import contextlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import pytest
 from PIL import Image
 from support.files import examples
 
-from lit_async_data import AsyncLoader, LoaderOptions
+from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
 from lit_async_data.__main__ import main
 from lit_async_data.testing import ArraySource
 from lit_async_data.tools import doctor
@@ -112,6 +113,16 @@ def test_the_first_batch_of_every_reader_is_left_out(workers):
     assert loader.stats().batches == workers + 12  # epoch after epoch
     with pytest.raises(Exception, match="closed"):
         next(loader)
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("ticking")
+def test_a_batch_that_is_read_here_while_a_process_starts_is_left_out_too():
+    examples.images("scan.h5")
+    with contextlib.closing(HDF5Source("scan.h5", {"x": "images"})) as source:
+        loader = AsyncLoader(source, LoaderOptions(batch_size=4, workers=1, worker_kind="process"))
+        assert measured(loader, 12.0).samples_per_s == 4.0
+        assert loader.stats().batches == 1 + 1 + 12
 
 
 def test_a_setting_that_other_load_slowed_once_keeps_its_rate(monkeypatch):

@@ -55,7 +55,8 @@ TRIALS = {
     for n in range(3)
     for name, v in (("data", np.zeros((9, 8, 8, 2), "f4")), ("grid/x", np.arange(8.0)))
 }
-STEPS = {"observations": np.zeros((40, 11), "f4"), "actions": np.zeros((40, 3), "f4"), "terminals": np.zeros(40, bool)}
+STEPS = {"observations": np.zeros((40, 11), "f4"), "actions": np.zeros((40, 3), "f4")}
+STEPS["terminals"] = np.arange(40) % 20 > 18
 # As `MEANT` of the tests of `inspect`.
 LAYOUTS = [
     (
@@ -82,7 +83,7 @@ LAYOUTS = [
     (KSPACE, '{"x": "kspace", "y": "reconstruction_rss"}', "", "header"),
     (SIMULATION, '{"x": "V', "", "coordinate"),
     (TRIALS, '{"x": "data"}, group="*", layout={"x": "NHWC"}', "", "grid"),
-    (STEPS, '{"x": "observations", "y": "actions"}', "", "terminals"),
+    (STEPS, '{"x": "observations", "y": "actions"}, episodes={"flags": "terminals"})', "episode", '"y": "t'),
     (
         {"image": np.zeros((6, 3, 9, 8)), "mask": np.zeros((6, 9, 8), "u1")},
         '{"x": "image", "y": "mask"}, layout={"x": "NCHW"',

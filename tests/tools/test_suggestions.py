@@ -1,0 +1,249 @@
+"""What ``inspect`` suggests for episodes, volumes, events and masks, and for a table beside its folder of images."""
+
+import decimal
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+from pyarrow import parquet
+from support.files import examples
+from support.lines import check, only, sides
+
+from lit_async_data.__main__ import main
+from lit_async_data.tools.inspect import hdf5_report, report_on, table_report
+
+ROWS = {"obs": np.zeros((60, 8), "f4"), "action": np.zeros((60, 2), "f4")}
+LAST = np.isin(np.arange(60), [9, 39, 59])
+EPISODES = [
+    ({"episode_index": np.repeat([0, 1, 2], [10, 30, 20])}, "episode_index"),
+    ({"meta/trajectory_id": np.repeat(["a", "b", "c"], [10, 30, 20]).astype("S")}, "meta/trajectory_id"),
+    ({"terminals": LAST & (np.arange(60) > 9), "timeouts": LAST}, {"flags": ["terminals", "timeouts"]}),
+    ({"dones": LAST}, {"flags": "dones"}),
+    ({"meta/episode_ends": [10, 40, 60]}, {"ends": "meta/episode_ends"}),
+    ({"ep_len": [10, 30, 20], "ep_offset": [0, 10, 40]}, {"starts": "ep_offset", "lengths": "ep_len"}),
+    ({"total_steps": [10, 30, 20]}, {"lengths": "total_steps"}),
+]
+
+
+@pytest.mark.parametrize(("divided", "episodes"), EPISODES)
+def test_episodes_end_to_end_are_kept_whole(divided, episodes):
+    examples.datasets("play.h5", ROWS | divided)
+    suggestion = only(hdf5_report(["play.h5"]))
+    assert suggestion.call.options["episodes"] == episodes
+    assert suggestion.call.fields == {"x": "obs", "y": "action"}
+    check(suggestion)
+    note = next(each for each in suggestion.notes if 'groups="episode"' in each)
+    with sides(suggestion, note.partition(" keeps each episode")[0]) as found:
+        assert sorted(map(len, found.values())) in ([10, 50], [20, 40], [30, 30])
+
+
+@pytest.mark.parametrize(
+    "divided", [{"total_steps": [10, 70]}, {"episode_index": np.arange(60) % 2}, {"dones": [0, 1]}]
+)
+def test_datasets_that_divide_no_rows_are_left_out(divided):
+    examples.datasets("play.h5", ROWS | divided)
+    assert only(hdf5_report(["play.h5"])).call.options == {}
+
+
+def test_an_observation_more_than_actions_is_an_edge(capsys):
+    steps = {f"episode_{n}/observations": np.zeros((steps + 1, 8), "f4") for n, steps in enumerate((10, 30, 5))}
+    steps |= {f"episode_{n}/actions": np.zeros((steps, 2), "f4") for n, steps in enumerate((10, 30, 5))}
+    examples.datasets("minari.h5", steps)
+    suggestion = only(hdf5_report(["minari.h5"]))
+    assert suggestion.call.fields == {"x": {"name": "observations", "per": "edge"}, "y": "actions"}
+    assert suggestion.samples == 45
+    check(suggestion)
+    assert main(["pack", "minari.h5", "-o", "packed.h5"]) == 0
+    assert main(["doctor", "minari.h5", "--seconds", "0.05"]) == 0
+    assert 'groups="group"' in " ".join(suggestion.notes)
+
+
+SIZES = [(12, 30, 41), (9, 33, 37), (70, 66, 80)]
+
+
+def volumes(where, *, channels=(), mask="mask"):
+    """A volume for each size, and beside it a mask: ``where`` says in which file and group."""
+    for number, size in enumerate(SIZES):
+        path, group = where(number)
+        with h5py.File(path, "a") as file:
+            file[f"{group}/ct"] = np.zeros((*channels, *size), "i2")
+            if mask:
+                file[f"{group}/{mask}"] = np.ones(size, "u1")
+
+
+@pytest.mark.parametrize("where", [lambda n: (f"p_{n}.h5", ""), lambda n: ("all.h5", f"patient_{n}")])
+@pytest.mark.parametrize(("channels", "mask"), [((), "mask"), ((), "tumour"), ((), ""), ((2,), "seg/label")])
+def test_volumes_of_several_sizes_are_read_as_patches(where, channels, mask):
+    volumes(where, channels=channels, mask=mask)
+    suggestion = only(hdf5_report(["*.h5"]))
+    expected = {"x": {"name": "ct", "patch": [9, 30, 37]}} | (
+        {"y": {"name": mask, "patch": [9, 30, 37]}} if mask else {}
+    )
+    assert suggestion.call.fields == expected
+    assert suggestion.call.options.get("layout") == ({"x": "CDHW"} if channels else None)
+    assert any("volumes of 3 sizes" in note for note in suggestion.notes)
+    parts = "group" if "group" in suggestion.call.options else "file"
+    assert any(f'groups="{parts}"' in note for note in suggestion.notes)
+    check(suggestion)
+
+
+def test_slices_of_one_size_stay_samples_unless_a_name_says_volume():
+    for name, fields in (("stack", "stack"), ("volume", {"name": "volume", "patch": [9, 16, 20]})):
+        for number in range(3):
+            examples.datasets(f"{name}_{number}.h5", {name: np.zeros((9 + number, 16, 20), "f4")})
+        assert only(hdf5_report([f"{name}_*.h5"])).call.fields["x"] == fields
+
+
+def test_a_table_beside_volumes_joins_its_labels_to_masks():
+    volumes(lambda n: (f"p_{n}.h5", ""))
+    Path("patients.csv").write_text("patient,diagnosis\np_0,a\np_1,b\np_2,a\n")
+    suggestion = only(report_on(["p_*.h5", "patients.csv"]))
+    assert suggestion.call.options == {"table": "patients.csv", "on": {"patient": "file"}}
+    assert suggestion.call.fields["diagnosis"] == "diagnosis"
+    assert suggestion.call.fields["y"]["name"] == "mask"
+    check(suggestion)
+    assert main(["inspect", "--check-all", "p_0.h5", "p_1.h5", "p_2.h5", "patients.csv"]) == 0
+    assert main(["doctor", "p_0.h5", "p_1.h5", "p_2.h5", "--batch-size", "2", "--seconds", "0.05"]) == 0
+
+
+def test_volumes_that_are_datasets_of_one_group_are_no_slices_of_the_first():
+    kinds = (("volumes", "i2"), ("masks", "u1"))
+    every = {f"{name}/P{n}": np.zeros(size, kind) for n, size in enumerate(SIZES) for name, kind in kinds}
+    examples.datasets("all.h5", every)
+    suggestion = only(hdf5_report(["all.h5"]))
+    assert [key["name"] for key in suggestion.call.fields.values()] == ["volumes/P*", "masks/P*"]
+    assert suggestion.call.options == {"sample": "dataset"}
+    check(suggestion)
+
+
+def test_levels_of_a_pyramid_and_cameras_are_no_volumes():
+    levels = {f"s/{n}": np.zeros((64 >> n, 128 >> n, 128 >> n), "u1") for n in range(3)}
+    cameras = {f"obs/cam_{n}": np.zeros((40, 16 + n, 16, 3), "u1") for n in (1, 2)}
+    examples.datasets("a.h5", levels), examples.datasets("b.h5", cameras)
+    assert [each.name for each in hdf5_report(["a.h5"]).datasets] == list(levels)
+    assert only(hdf5_report(["b.h5"])).call.fields == {"x": "obs/cam_2"}
+
+
+@pytest.mark.parametrize("rate", ["attribute", "file", "dataset", "start"])
+@pytest.mark.parametrize(("onset", "last"), [("onset", 39.5), ("onset", 9990), ("trigger_row", 400)])
+def test_windows_begin_at_events(onset, last, rate):
+    events = {f"events/{onset}": np.array([0, 1, last]), "events/label": [0, 1, 0]}
+    rates = {"dataset": {"rate": 250.0}, "start": {"starting_time": 0.0}}.get(rate, {})
+    examples.datasets("eeg.h5", {"eeg": np.zeros((10_000, 8), "f4"), **events, **rates})
+    with h5py.File("eeg.h5", "a") as file:
+        holder = {"attribute": file["eeg"], "start": file.get("starting_time")}.get(rate, file)
+        holder.attrs["fs" if rate != "dataset" else "age"] = 250.0
+    suggestion = only(hdf5_report(["eeg.h5"]))
+    options = suggestion.call.options
+    assert options["rows"] == f"events/{onset}"
+    names = {"attribute": {"name": "eeg"}, "file": {}, "dataset": {"name": "rate"}, "start": {"name": "starting_time"}}
+    expected = names[rate] | ({} if rate == "dataset" else {"attr": "fs"})
+    assert options.get("rate") == (expected if last == 39.5 else None)
+    assert suggestion.call.fields["y"] == {"name": "events/label", "per": "anchor"}
+    assert ("pad" in suggestion.call.fields["x"]) == (last > 9900 or last == 39.5)
+    assert check(suggestion)["y"].tolist() == [0, 1, 0]
+
+
+def test_a_compound_table_of_events_has_windows_and_times_need_a_rate():
+    table = np.array([(100, 1), (900, 0)], [("onset", "i8"), ("type", "i8")])
+    examples.datasets("eeg.h5", {"wave": np.zeros(5000, "f4"), "events": table})
+    suggestion = only(hdf5_report(["eeg.h5"]))
+    assert suggestion.call.options == {"rows": "events.onset"}
+    assert check(suggestion)["y"].tolist() == [1, 0]
+    table = table.astype([("onset", "f8"), ("type", "i8")])
+    examples.datasets("times.h5", {"eeg": np.zeros((5000, 2), "f4"), "events": table})
+    assert "rows='events.onset' with rate= takes windows of eeg" in hdf5_report(["times.h5"]).notes[0]
+
+
+@pytest.mark.parametrize(("shape", "layout"), [((8, 9), {"x": "NHWC"}), ((8, 9, 1), {"x": "NHWC", "mask": "NHWC"})])
+def test_a_mask_beside_labelled_images_is_a_field(shape, layout):
+    datasets = {"images": np.zeros((20, 8, 9, 3), "u1"), "labels": np.arange(20) % 2}
+    examples.datasets("x.h5", {**datasets, "mask": np.zeros((20, *shape), "u1"), "masks_small": np.zeros((20, 4, 4))})
+    suggestion = only(hdf5_report(["x.h5"]))
+    assert suggestion.call.fields == {"x": "images", "y": "labels", "mask": "mask"}
+    assert suggestion.call.options["layout"] == layout
+    check(suggestion)
+
+
+def test_attributes_are_listed(capsys):
+    examples.datasets("x.h5", {f"run_{n}/x": np.zeros((9, 4)) for n in range(2)} | {"y": np.zeros(3)})
+    with h5py.File("x.h5", "a") as file:
+        file.attrs["site"], file["run_0"].attrs["affine"] = "a" * 99, np.eye(4)
+        file["run_0/x"].attrs["fs"], file["y"].attrs["names"] = 256.0, ["a", "b"]
+        file["y"].make_scale("time")
+    report = hdf5_report(["x.h5"])
+    shown = {"/": [f"site {'a' * 24}"], "y": ["names (2,)"], "run_0": ["affine (4, 4)"], "run_0/x": ["fs 256.0"]}
+    assert report.attributes == shown
+    assert main(["inspect", "x.h5"]) == 0
+    assert " · run_0: affine (4, 4)\n" in capsys.readouterr().out
+
+
+@pytest.fixture
+def birds():
+    Path("photos").mkdir()
+    for number in range(8):
+        Image.new("RGB", (8, 9)).save(f"photos/{number}.png")
+    lines = "".join(f"{n}.png,{'ab'[n % 2]},{'xyz'[n % 3]}\n" for n in range(8))
+    Path("birds.csv").write_text(f"path,kind,species\n{lines}")
+
+
+@pytest.mark.usefixtures("birds")
+def test_the_folder_beside_a_table_is_found_and_other_labels_are_named():
+    suggestion = only(table_report("birds.csv"))
+    assert suggestion.call.options == {"root": "photos"}
+    assert "other labels: species" in suggestion.notes
+    check(suggestion)
+
+
+@pytest.mark.usefixtures("birds")
+def test_commands_take_the_folder_that_is_given(capsys):
+    Path("photos").rename("elsewhere"), Path("a").mkdir(), Path("a/photos").mkdir()
+    Path("elsewhere").rename("a/photos/big")
+    report = table_report("birds.csv")
+    assert not report.suggestions
+    assert report.notes[-1] == "--root FOLDER, or root=, says where the paths begin"
+    root = ["birds.csv", "--root", "a/photos/big"]
+    for words in (["inspect"], ["inspect", "--check-all"], ["doctor", "--seconds", "0.05"]):
+        assert main([*words, *root]) == 0
+    assert 'root="a/photos/big"' in capsys.readouterr().out
+    check(only(report_on(root[:1], root=root[2])))
+    examples.images("x.h5", 8)
+    assert main(["inspect", "x.h5", "--root", "a"]) == 2
+    assert "root: HDF5Source has no such option" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("birds")
+def test_two_folders_that_hold_the_paths_are_named():
+    Path("more").mkdir()
+    Path("more/0.png").write_bytes(Path("photos/0.png").read_bytes())
+    report = table_report("birds.csv")
+    assert not report.suggestions
+    assert report.notes[-1].endswith("begin, such as more or photos")
+
+
+@pytest.mark.usefixtures("birds")
+def test_paths_in_one_cell_are_separated():
+    Path("t.csv").write_text("views,label\n" + "photos/0.png;photos/1.png,a\nphotos/2.png,b\n" * 20)
+    suggestion = only(table_report("t.csv"))
+    assert suggestion.call.fields == {"x": {"name": "views", "separator": ";"}, "y": "label"}
+    assert suggestion.batch["x"]["shape"] == (2, 3, 9, 8)
+    check(suggestion)
+
+
+def test_decimals_are_shown_as_stored():
+    values = pa.array([decimal.Decimal("1.25")] * 3, pa.decimal128(9, 2))
+    parquet.write_table(pa.table({"price": values, "n": [1, 2, 3]}), "t.parquet")
+    assert [each.type for each in table_report("t.parquet").columns] == ["decimal128(9, 2)", "int64"]
+
+
+@pytest.mark.parametrize("rows", [4, 3])
+def test_a_column_that_names_the_files_beside_one_of_ids_is_named(rows):
+    for number in range(4):
+        examples.datasets(f"s{number}.h5", {"image": np.zeros((5, 8, 9), "u1"), "patient": np.full(5, 70 + number)})
+    Path("t.csv").write_text("patient,name,sex\n" + "".join(f"{70 + n},s{n},{'mf'[n % 2]}\n" for n in range(rows)))
+    suggestion = only(report_on(["s*.h5", "t.csv"]))
+    assert suggestion.call.options["on"] == "patient"
+    assert any(note.startswith("name of t.csv fits, too") for note in suggestion.notes)
