@@ -58,7 +58,9 @@ def explains_names(*elsewhere: Mapping[str, str], **required: str) -> Callable[[
     def decorated(kind: Any) -> Any:
         is_class = issubclass(type(kind), type)
         called = kind.__init__ if is_class else kind
-        known = list(inspect.signature(called).parameters)[is_class:]
+        parameters = list(inspect.signature(called).parameters.values())[is_class:]
+        known = [each.name for each in parameters]
+        by_name = [each.name for each in parameters if each.kind == each.KEYWORD_ONLY]
         is_open = is_class and kind.__setattr__ is object.__setattr__
 
         @functools.wraps(called)
@@ -68,7 +70,10 @@ def explains_names(*elsewhere: Mapping[str, str], **required: str) -> Callable[[
                 if name not in options:
                     raise ConfigError(f"missing; {what}", name)
             if len(known) == 1 and len(args) > 1 + is_class:
-                raise ConfigError(f"one argument, as in {kind.__name__}([…]), not {len(args) - is_class}", known[-1])
+                one = "[…]" if "Sequence" in str(parameters[0].annotation) else "…"
+                raise ConfigError(f"one argument, as in {kind.__name__}({one}), not {len(args) - is_class}", known[-1])
+            if by_name and len(args) - is_class > len(known) - len(by_name):
+                raise ConfigError(f"{kind.__name__} takes this by name; write {by_name[0]}=…", by_name[0])
             made = called(*args, **options)
             if is_open and type(args[0]) is kind:
                 vars(args[0])["_is_built"] = True

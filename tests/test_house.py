@@ -45,7 +45,7 @@ BUDGET = {
     "conf": 30,
     "engine": 1700,
     "engine/device": 1220,
-    "engine/loader": 1850,
+    "engine/loader": 1860,
     "engine/pipeline": 1110,
     "engine/prefetch": 1160,
     "engine/processes": 1260,

@@ -140,6 +140,11 @@ def test_an_option_that_is_set_too_late_is_refused():
     assert (Mine(source).loader, next(module.train_dataloader())["y"].shape) == (source, (4,))
     with pytest.raises(ConfigError, match=re.escape("sources: one argument, as in ConcatSource([…]), not 2")):
         lad.ConcatSource(source, source)
+    with pytest.raises(ConfigError, match=re.escape("field: one argument, as in Balanced(…), not 2")):
+        lad.Balanced("y", {1: 2.0})
+    for kind, name in ((lad.AsyncDataModule, "source"), (lad.split, "groups"), (lad.HDF5Source, "layout")):
+        with pytest.raises(ConfigError, match=f"^{name}: {kind.__name__} takes this by name"):
+            kind(source, ["x"], "y")
 
 
 def test_options_can_be_copied():

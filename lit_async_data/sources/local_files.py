@@ -172,6 +172,13 @@ def is_pattern(path: str) -> bool:
     return glob.has_magic(path) and not os.path.exists(path)
 
 
+def ends_of(unit: str) -> list[str]:
+    """The names of a file or group: its path and every end of the path; of a file, also without the suffix."""
+    _, *parts = f"/{unit.strip('/')}".split("/")
+    names = [f"/{unit.strip('/')}", *("/".join(parts[first:]) for first in range(len(parts)))]
+    return [*(os.path.splitext(each)[0] for each in names if os.path.isabs(unit)), *names]
+
+
 def natural(path: str) -> list[tuple[bool, int, str]]:
     """Sorts scan2 before scan10."""
     return [(piece.isdecimal(), int(piece) if piece.isdecimal() else 0, piece) for piece in re.split(r"(\d+)", path)]

@@ -40,14 +40,22 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Source, read
 from lit_async_data.sources.files.files import Files
 from lit_async_data.sources.hdf5.index.index import IndexCache
-from lit_async_data.sources.hdf5.parts.samples import ends_of, groups_of
+from lit_async_data.sources.hdf5.parts.samples import groups_of
 from lit_async_data.sources.hdf5.readers.part_reader import LOOKS
 from lit_async_data.sources.hdf5.schema.categories import PACKING
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors
 from lit_async_data.sources.hdf5.storage.handles import identity_of, open_h5py
-from lit_async_data.sources.local_files import COLUMNS, bad_sample, has_word, is_address, is_pattern, local_path
+from lit_async_data.sources.local_files import (
+    COLUMNS,
+    bad_sample,
+    ends_of,
+    has_word,
+    is_address,
+    is_pattern,
+    local_path,
+)
 from lit_async_data.sources.manifest.columns import FILES, Column, Given, kind_of, kind_of_path
 from lit_async_data.sources.manifest.fields import Fields, no_repeats
 from lit_async_data.sources.manifest.files import RootDirectory

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from lit_async_data.batch.spec import Array, BatchSpec, FieldSpec, length_key, mask_key
 from lit_async_data.batch.transforms import FieldStatistics, Moments
 from lit_async_data.engine.loader.async_loader import AsyncLoader
-from lit_async_data.errors import ConfigError
+from lit_async_data.errors import ConfigError, few
 from lit_async_data.options import explains_names
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.composed.composed import SubsetSource
@@ -65,7 +65,7 @@ def statistics(
         axis: Which axes of a sample, without N, to keep: ``0`` gives a number for each place on axis 0, ``(0, 1)`` for
             each pair, None one for the whole field. ``"channels"``: axis 0, or the axis that ``layout`` calls C, of
             samples with three axes or more or a C; None for others, and for patches and points without a C. In windows,
-            the same axis of a row. A mapping has one of these for each field.
+            the same axis of a row. A mapping has one of these for some fields.
         cache_dir: A folder of yours, to which only you may write, keeps the result. The source is read again if its
             fingerprint, the time of a file or one of up to 32 samples has changed. Images of a table are not checked.
 
@@ -86,7 +86,12 @@ def statistics(
     """
     check_source("source", source)
     spec, keys = source.spec, chosen_fields(source.spec, fields)
-    axes: dict[str, Axis] = {name: axis[name] if isinstance(axis, Mapping) else axis for name in keys.values()}
+    given = axis if isinstance(axis, Mapping) else dict.fromkeys(keys.values(), axis)
+    if unknown := given.keys() - keys.values():
+        raise ConfigError(
+            f"{min(unknown)!r} is not one of {few(list(keys.values()))}, whose statistics are asked", "axis"
+        )
+    axes: dict[str, Axis] = {name: given.get(name, "channels") for name in keys.values()}
     kept = {name: _kept(name, spec[name], each) for name, each in axes.items()}
     if cache_dir is None:
         counted = _read(source, kept)

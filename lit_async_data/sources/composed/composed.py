@@ -349,7 +349,10 @@ class SubsetSource(ComposedSource):
 
     @property
     def name(self) -> str:
-        return f"{len(self):,} of {len(self.source):,} samples of {self.source.name}"
+        whole = self.source
+        while isinstance(whole, SubsetSource):
+            whole = whole.source
+        return f"{len(self):,} of {len(whole):,} samples of {whole.name}"
 
     def fingerprint(self) -> dict[str, int | str]:
         return super().fingerprint() | {"selected samples": digest(self.samples)}

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 import math
 import numbers
@@ -22,6 +23,7 @@ from lit_async_data.order.weights import IGNORED, SampleClasses
 from lit_async_data.sources.composed.composed import SubsetSource, check_whole
 from lit_async_data.sources.contract.checks import values_of
 from lit_async_data.sources.contract.source import EACH, Places, Source, hashed, numbered, starts
+from lit_async_data.sources.local_files import ends_of
 from lit_async_data.sources.table.labels import note_names, trim
 
 # Words that are rules; the prefixes tell a rule from a column of the same name.
@@ -68,7 +70,8 @@ def check_rule(source: Source, given: str, option: str = "groups") -> None:
     if given not in RULES or (given == "group" and EACH in source.parts[0].group):
         return
     try:
-        source.column(given)
+        if {*source.column(given).tolist()} <= {part.name for part in source.parts}:
+            return
     except AsyncDataError:
         return
     what = f"is a rule, and {source.name} also has a column {given!r}; write '{COLUMN}{given}' or '{RULE}{given}'"
@@ -80,7 +83,7 @@ def _of_rule(source: Source, given: str, places: Places, option: str) -> Groups 
         by_path = source.grouped_by_path(str if given == "file" else _matcher(given, option))
         if by_path is not None:
             present, dense = np.unique(by_path[0], return_inverse=True)
-            return Groups(dense, [by_path[1][code] for code in present.tolist()], "file")
+            return Groups(dense, [by_path[1][code] for code in present.tolist()], given)
     if given in ("file", "group") or given.startswith("file:"):
         if not any(part.name for part in places.parts):
             what = f"needs a source that knows its files, and {source.name} does not"
@@ -106,9 +109,9 @@ def _of_column(source: Source, given: str, option: str) -> Groups:
 
 
 def _of_parts(places: Places, given: str, option: str) -> Groups:
-    parts, rule = places.parts, given.partition(":")[0]
-    if given == rule:
-        names = [part.name.partition(":/")[0] if rule == "file" else part.name for part in parts]
+    parts = places.parts
+    if given in RULES:
+        names = [part.name.partition(":/")[0] if given == "file" else part.name for part in parts]
         files: dict[str, set[str]] = {}
         for name, part in zip(names, parts, strict=True):
             files.setdefault(name, set()).add(part.file)
@@ -120,7 +123,7 @@ def _of_parts(places: Places, given: str, option: str) -> Groups:
     codes, distinct = _factorized(np.array(names, object))
     # A subset may have no samples of some parts.
     present, dense = np.unique(codes[places.which], return_inverse=True)
-    return Groups(dense, [distinct[code] for code in present.tolist()], rule)
+    return Groups(dense, [distinct[code] for code in present.tolist()], given)
 
 
 def _matcher(given: str, option: str) -> Callable[[str], str]:
@@ -275,7 +278,11 @@ def dealt(keys: Words, turns: Indices, shares: Sequence[float], labels: SampleCl
 
 def named_sides(groups: Groups, given: Mapping[str, Sequence[Any]]) -> Indices:
     numbers = {trim(name): number for number, name in enumerate(groups.names)}
-    sides, taken = np.full(len(numbers), UNUSED), dict[str, str]()
+    sides, taken = np.full(len(numbers), UNUSED), dict[int, str]()
+    if groups.what in RULES:  # any end of a path that only one has, as in rows=
+        ends = [(end, number) for number, name in enumerate(groups.names) for end in {*ends_of(f"/{name}")}]
+        times = collections.Counter(end for end, _ in ends)
+        numbers = {end: number for end, number in ends if times[end] == 1} | numbers
     for side, (key, values) in enumerate(given.items()):
         names = [trim(text_of(value, "split")) for value in values]
         if not names:
@@ -286,11 +293,11 @@ def named_sides(groups: Groups, given: Mapping[str, Sequence[Any]]) -> Indices:
             what = f"{key} names {few(unknown)}, but there is no such group ({groups.what}); {hint}"
             raise ConfigError(what, "split")
         for name in names:
-            if name in taken:
-                what = f"the group {name} ({groups.what}) is in {taken[name]} and in {key}; name it once"
+            if (number := numbers[name]) in taken:
+                what = f"the group {name} ({groups.what}) is in {taken[number]} and in {key}; name it once"
                 raise ConfigError(what, "split")
-            taken[name] = key
-            sides[numbers[name]] = side
+            taken[number] = key
+            sides[number] = side
     return sides
 
 

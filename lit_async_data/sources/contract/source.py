@@ -157,6 +157,7 @@ class Part(NamedTuple):
     name: str  # does not change when files are added, or when all files move to another folder
     samples: int  # the number of samples
     rows: int = 0  # differs between row selections of one file; 0 for all rows
+    datasets: frozenset[str] = frozenset()  # the datasets that it reads, if that is known
 
 
 def end_to_end(name: str, columns: Sequence[npt.NDArray[Any]], origins: Sequence[str]) -> npt.NDArray[Any]:
@@ -175,7 +176,7 @@ def end_to_end(name: str, columns: Sequence[npt.NDArray[Any]], origins: Sequence
 class Places:
     """Part and row of each sample."""
 
-    parts: tuple[Part, ...]  # with distinct file, group and name; ``samples`` is undefined
+    parts: tuple[Part, ...]  # with distinct file, group and name, or datasets; ``samples`` is undefined
     which: Indices  # index of each sample's part
     rows: Indices  # of each sample in the complete part; the same in a subset, and when other parts are added
     episodes: npt.NDArray[Any] | None = None  # the id of each sample's episode in its part; None if it has none
@@ -218,8 +219,13 @@ class Places:
 
 
 def _distinct(parts: tuple[Part, ...], which: Indices, rows: Indices, episodes: Any = None) -> Places:
-    # A file that several concatenated sources share is one part.
-    codes, names = numbered(part[:3] for part in parts)
+    # A file that several concatenated sources share is one part, unless they share none of its datasets.
+    read = dict[Any, set[frozenset[str]]]()
+    for part in parts:
+        read.setdefault(part[:3], set()).add(part.datasets)
+    apart = {key for key, sets in read.items() if all(sets) and sum(map(len, sets)) == len(frozenset().union(*sets))}
+    keys: list[Any] = [(*part[:3], part.datasets if part[:3] in apart else None) for part in parts]
+    codes, names = numbered(keys)
     if len(names) == len(parts):
         return Places(parts, which, rows, episodes)
     firsts = np.unique(codes, return_index=True)[1]

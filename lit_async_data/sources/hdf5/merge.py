@@ -14,7 +14,7 @@ from lit_async_data.batch.spec import Array
 from lit_async_data.errors import ConfigError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.composed.composed import SubsetSource
-from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.contract.source import Source, starts
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.hdf5.storage.failures import h5py
 from lit_async_data.sources.local_files import local_path
@@ -62,6 +62,7 @@ def merge_patches(predictions: Any, source: Source, path: str | os.PathLike[str]
     if os.path.lexists(path):
         raise ConfigError(f"{path} exists; move or delete it, or give another path", "path")
     places, there = source.places(), np.ones(count, bool)
+    begins, ids = starts([len(part.own_rows) for part in parts]), source.ids(np.arange(count))
     group: Any = predictions.parent if isinstance(predictions, h5py.Dataset) else {}
     marks = group.get("missing")
     if isinstance(marks, h5py.Dataset) and marks.shape == there.shape and marks.dtype == bool:
@@ -71,7 +72,8 @@ def merge_patches(predictions: Any, source: Source, path: str | os.PathLike[str]
         with h5py.File(partial, "w") as file:
             for number in np.unique(places.which).tolist():
                 own, name = np.flatnonzero((places.which == number) & there), places.parts[number].name
-                origins = volumes[number].origins(parts[number].anchors.rows(places.rows[own]), None)[:, : len(size)]
+                rows = parts[number].anchors.rows(ids[own] - begins[number])
+                origins = volumes[number].origins(rows, None)[:, : len(size)]
                 file[name.replace(":/", "/")] = _merged(predictions, own, origins, volumes[number], shape)
         os.replace(partial, path)
     except OSError as error:

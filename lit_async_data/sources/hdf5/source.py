@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import BatchSpec, contradict
-from lit_async_data.errors import ConfigError, FormatError
+from lit_async_data.errors import ConfigError, FormatError, MissingError, few
 from lit_async_data.options import OF_SOURCE, ArrayLike, explains_names, flag, one_of, whole
 from lit_async_data.order.chunk_order import ChunkExtents, ChunkRun
 from lit_async_data.order.permutation import Indices, Words, derived_keys
@@ -37,8 +37,6 @@ from lit_async_data.sources.hdf5.parts.part import (
     group_samples,
     grouping_key,
     inspect_file,
-    log_warnings,
-    with_longest,
 )
 from lit_async_data.sources.hdf5.parts.samples import JoinedTable, On, Unmatched
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
@@ -110,7 +108,7 @@ class HDF5Source(Source):
         rows: The rows to take as samples, or as anchors of windows: row numbers, or a mask. An array counts over the
             rows of all parts, put end to end. By part, rows count from 0 in each: a mapping from the file or group to
             them, by any end of its path that only one has (parts that it lacks have no samples), or a list of them,
-            one for each part. Or the name of a dataset in each part that holds them.
+            one for each part. Or the name of a dataset of them in each part; those whose windows leave it are left out.
         rate: Rows per second, if ``rows`` are seconds, for the nearest row: a number, a dataset in each part that holds
             it, or an attribute (`Field`); if that is of a single number (NWB's ``starting_time``), row 0 is then.
         time: In place of ``rate``, a dataset with the time of each row, in seconds, ascending in each part.
@@ -243,9 +241,9 @@ class HDF5Source(Source):
             identities, found = _inspected(list(names), request, IndexCache(cache if cache_dir is None else cache_dir))
             parts = with_lengths(part_samples.named_alike(part_samples.with_rows(found)), request)
             part_samples.check_null(parts, request.fields)
-            parts = with_longest(parts if joined is None else joined.join(parts, list(chosen)))
+            parts = part_samples.with_longest(parts if joined is None else joined.join(parts, list(chosen)))
             spec = BatchSpec(common_fields(parts), as_mapping=as_mapping)
-            log_warnings(parts)
+            part_samples.log_warnings(parts)
             part_samples.warn_of_channels_last(spec, request)
             parts = parts if request.rows or rows is None else part_samples.select_rows(parts, rows, found)
             left_out = part_samples.rows_left_out(parts) if rows is None else part_samples.parts_left_out(parts)
@@ -336,12 +334,17 @@ class HDF5Source(Source):
         for part in self._opened.parts:
             name = self._opened.names[part.path] + ("" if part.group == "/" else f":/{part.group}")
             rows = part.anchors.fingerprint(part.rows)
-            found.append(contract.Part(part.path, part.group, name, part.anchors.count, rows))
+            found.append(contract.Part(part.path, part.group, name, part.anchors.count, rows, part.datasets))
         return tuple(found)
 
     def places(self) -> contract.Places:
-        """The part and row of each sample, where windows of one episode share rows with none of another."""
+        """The part and row of each sample; rows of episodes, and of patches, that share no values are far apart."""
         places, parts = super().places(), self._opened.parts
+        grids = [next((each.patches for each in part.fields.values() if each.patches), None) for part in parts]
+        if all(each and each.drawn is None for each in grids):
+            sets = np.concatenate([each.sets[part.own_rows] for each, part in zip(grids, parts, strict=True) if each])
+            rows = places.rows + sets * 2 * max(part.anchors.count for part in parts)
+            return dataclasses.replace(places, rows=rows)
         if parts[0].given_episodes is None:
             return places
         rows = places.rows + np.concatenate([part.own_episodes * part.anchors.count for part in parts])
@@ -387,9 +390,9 @@ class HDF5Source(Source):
     def column(self, name: str) -> npt.NDArray[Any]:
         """One value for each sample: a field of single numbers, a column of the table, or a dataset in each part.
 
-        Where each group or dataset is a sample, ``"group"`` is its file and name. With ``episodes``, ``"episode"`` is
-        the id of the episode in the file, else its number there; behind the name of its part, as ``"a.h5:0"``, if
-        another part has the same.
+        Where groups are parts or samples, and have no dataset of that name, ``"group"`` is the file and name of the
+        group. With ``episodes``, ``"episode"`` is the id of the episode in the file, else its number there; behind the
+        name of its part, as ``"a.h5:0"``, if another part has the same.
         """
         if name == "episode" and (of_parts := self.places()).episodes is not None:
             return of_parts.named_episodes()
@@ -403,7 +406,12 @@ class HDF5Source(Source):
         found = None if opened.joined is None else opened.joined.column(name, opened.parts)
         if found is not None:
             return found
-        columns = [each.column(name, opened.files, allow_external=opened.allow_external) for each in opened.parts]
+        try:
+            columns = [each.column(name, opened.files, allow_external=opened.allow_external) for each in opened.parts]
+        except MissingError:
+            if name != "group" or opened.parts[0].group == "/":
+                raise
+            return np.array([part.name for part in self.parts for _ in range(part.samples)], object)
         for part, (values, coded) in zip(opened.parts, columns, strict=True):
             if values.dtype.kind in "iu" and contradict(coded.names, columns[0][1].names):
                 what = f"has other names for the numbers of {name!r} than {opened.parts[0]}"
@@ -470,8 +478,11 @@ def _check_choices(
             raise ConfigError("goes with rows=, which hold seconds, and samples that are rows; leave it out", name)
         if clock is not None and (other is not None or (name == "time" and not isinstance(clock, str))):
             raise ConfigError(f"{clock!r}: give the rows per second, rate=, or the dataset of their times, time=", name)
-    if (table is None) != (on is None) or (table is None and filters):
+    if table is not None and on is None:
         raise ConfigError("goes with on, which says whose rows they are: 'file', 'group', …; give both", "table")
+    if table is None and (on or filters):
+        what = "goes with table=, and chooses its rows; rows of datasets are chosen by rows="
+        raise ConfigError(what, "on" if on else "filters")
 
 
 def _is_drawn(field: StoredField) -> bool:
@@ -505,8 +516,11 @@ def _check_patches(fields: Mapping[str, Field], patches_per_volume: Any, of_rows
 
 def _checked_shares(fields: Mapping[str, Field], patches_per_volume: Any, given: Any) -> dict[str, dict[int, float]]:
     key, shares = next(iter(given.items())) if isinstance(given, Mapping) and len(given) == 1 else ("", None)
-    if key not in fields or not fields[key].patch or patches_per_volume is None:
-        what = "needs patches_per_volume=, and the key of one field with patch=, such as {'mask': {1: 0.33}}"
+    keys = [key for key, field in fields.items() if field.patch]
+    if patches_per_volume is None or not keys:
+        raise ConfigError(f"{given!r} needs patches_per_volume=, and a field with patch=", "foreground")
+    if key not in keys:
+        what = f"does not name one of {few(keys)}, the keys of patches; write {{{keys[-1]!r}: {{1: 0.33}}}}"
         raise ConfigError(f"{given!r} {what}", "foreground")
     pairs: Any = shares.items() if isinstance(shares, Mapping) else ()
     fits = (isinstance(each, Integral) and isinstance(share, Real) and float(share) > 0 for each, share in pairs)

@@ -47,6 +47,11 @@ class Counting(ArraySource):
 )
 def test_axes_are_kept_as_they_are_named(values, axis, kept):
     check(statistics(ArraySource({"x": values}), axis=axis)["x"], values, kept)
+    of_one = statistics(ArraySource({"x": values, "y": values}), axis={"x": axis})  # for y as if none was named
+    check(of_one["x"], values, kept)
+    assert of_one["y"].mean.tolist() == statistics(ArraySource({"y": values}))["y"].mean.tolist()
+    with pytest.raises(ConfigError, match="axis: 'z' is not one of x"):
+        statistics(ArraySource({"x": values}), axis={"z": axis})
 
 
 @pytest.mark.parametrize(("layout", "warned"), [(None, True), ({"x": "NHWC"}, False), ({"x": "NCHW"}, False)])

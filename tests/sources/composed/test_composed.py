@@ -301,7 +301,7 @@ def test_samples_are_named_by_their_numbers_in_the_innermost_whole():
     places = [("files/a.h5", "/", 1), ("files/b.h5", "/", 5), ("files/b.h5", "/", 4)]
     assert outer.locate(ids) == list(itertools.starmap(Location, places))
     for numbers, lost in (([0, 1], 0), ([9, 5], 5)):  # not even one that the source within has
-        with pytest.raises(IndexError, match=f"^sample {lost} is not one of the 3 of 4 samples of "):
+        with pytest.raises(IndexError, match=f"^sample {lost} is not one of the 3 of 10 samples of "):
             outer.locate(numbers)
 
 

@@ -112,3 +112,16 @@ def test_several_labels_per_sample_are_balanced_and_none_is_a_class_too():
     tags = np.column_stack([tags, ~tags.any(axis=1), np.ones(2000, bool)])
     counts = np.array([tags[fold == number].sum(axis=0) for number in range(5)])
     assert np.ptp(counts, axis=0).max() <= 3
+
+
+def test_files_and_groups_may_be_listed_by_any_end_of_a_path_that_only_one_has():
+    source = parted({"a/s.h5": 2, "b/s.h5": 3, "b/us.h5": 1})
+    sides = split(source, {"train": ["us"], "val": ["a/s", "b/s.h5"]}, groups="file")
+    assert {name: side.samples.tolist() for name, side in sides.items()} == {"train": [5], "val": [0, 1, 2, 3, 4]}
+    with pytest.raises(ConfigError, match="is in train and in val; name it once"):
+        split(source, {"train": ["us"], "val": ["b/us.h5"]}, groups="file")
+    groups = parted({"x.h5:/data/demo_0": 1, "x.h5:/data/demo_1": 2})
+    for by in ({"groups": "group"}, {"by": "group"}):
+        assert split(groups, {"train": ["demo_1"], "val": ["data/demo_0"]}, **by)["train"].samples.tolist() == [1, 2]
+    with pytest.raises(ConfigError, match="no such group"):  # names of patients are no paths
+        split(numbered(2), {"train": ["1"]}, groups=["a/1", "b/2"])

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import FieldSpec, contradict, listed_names
-from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
+from lit_async_data.errors import AsyncDataError, ConfigError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.options import whole
 from lit_async_data.order.chunk_order import ChunkRun, runs_of
 from lit_async_data.order.permutation import Indices
@@ -178,7 +178,7 @@ class StoredPart:
     group: str  # ``"/"`` for the root; with a ``*`` if each group or dataset is a sample
     fields: Mapping[str, StoredField]
     anchors: WindowStarts  # the row of each sample
-    empty: FormatError | None = None  # why the part has no fields; None if it has
+    empty: AsyncDataError | None = None  # why the part has no fields; None if it has
     names: npt.NDArray[np.bytes_] | None = None  # the name in place of ``*`` for each row, as bytes
     # The row of the table for each row of the part, or one for all; −1 for none. None without a table.
     table_rows: Indices | None = None
@@ -189,6 +189,7 @@ class StoredPart:
     episode_ids: npt.NDArray[Any] | None = None
     clock: Clock | None = None  # turns seconds into rows, if the user chose rows by seconds
     steps: Steps | None = None  # if episodes have an axis
+    dropped: int = 0  # rows that a dataset chooses, and whose windows leave the part
 
     @property
     def rows(self) -> int:
@@ -211,6 +212,13 @@ class StoredPart:
         """The rows around an anchor that must lie inside its episode."""
         begins, ends = zip((0, 1), *(field.window.inside for field in self.fields.values()), strict=True)
         return min(begins), max(ends)
+
+    @property
+    def datasets(self) -> frozenset[str]:
+        """The datasets with several values; empty if it has episodes, to which these belong."""
+        every = (each for field in self.fields.values() for each in field.datasets)
+        own = frozenset(each.name.strip("/") for each in every if each.kept is None or len(each.kept) > 1)
+        return frozenset() if self.given_episodes else own
 
     @property
     def external(self) -> ExternalFiles:
@@ -325,22 +333,25 @@ class StoredPart:
         return f"{row / at.rate + at.start:.9g} s at {at.rate:.9g} Hz, row {row}," if at else f"{row}"
 
     def at(self, rows: Indices) -> StoredPart:
-        wrong = ~self.complete(rows)
-        if wrong.any():
-            row = rows[wrong][:1]
-            first, last = (int(each[0]) for each in self.episodes.of(row).anchors(self.inside))
-            where = f"one of the {self.rows} rows of {self}"
-            what, cure = f"is {where}, but its window leaves them", "others Field(pad='last')"
-            cure = f"; windows inside them need rows {first} to {last}, {cure}"
-            if not 0 <= row[0] < self.rows:
-                what, cure = f"is not {where}", cure * ((first, last) != (0, self.rows - 1))
-            elif first <= row[0] <= last:
-                lacks = next(each for each in self.timed if not each.real(row).all())
-                what, cure = f"is {where}, without {lacks}", "; leave it out, or write Field(pad='last')"
-            if last < first:
-                cure = "; no row has its windows inside: shorten them, or name the axis of the rows N in layout="
-            raise ConfigError(f"{self.named(int(row[0]))} {what}{cure}", "rows")
+        fit = self.complete(rows)
+        if not fit.all():
+            raise self.unfit(rows[~fit])
         return dataclasses.replace(self, anchors=WindowStarts.at(rows))
+
+    def unfit(self, rows: Indices) -> ConfigError:
+        row = rows[:1]
+        first, last = (int(each[0]) for each in self.episodes.of(row).anchors(self.inside))
+        where = f"one of the {self.rows} rows of {self}"
+        what, cure = f"is {where}, but its window leaves them", "others Field(pad='last')"
+        cure = f"; windows inside them need rows {first} to {last}, {cure}"
+        if not 0 <= row[0] < self.rows:
+            what, cure = f"is not {where}", cure * ((first, last) != (0, self.rows - 1))
+        elif first <= row[0] <= last:
+            lacks = next(each for each in self.timed if not each.real(row).all())
+            what, cure = f"is {where}, without {lacks}", "; leave it out, or write Field(pad='last')"
+        if last < first:
+            cure = "; no row has its windows inside: shorten them, or name the axis of the rows N in layout="
+        return ConfigError(f"{self.named(int(row[0]))} {what}{cure}", "rows")
 
 
 def inspect_file(path: str, request: PartRequest, cache: IndexCache) -> tuple[FileIdentity, list[StoredPart]]:
@@ -354,19 +365,17 @@ def inspect_file(path: str, request: PartRequest, cache: IndexCache) -> tuple[Fi
 def inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
     per, empty = _inspect_fields(group, request)
     fields, of_anchors = per["row"], per["anchor"]
+    where, given = f"{group.path}:/{group.name(request.rows or '').strip('/')}", _given_rows(group, request.rows)
+    if given is not None and not of_anchors and not (given.any() if given.dtype.kind == "b" else given.size):
+        what = "chooses no row; leave the file out"
+        empty, fields = [FormatError(what, place=f"rows: {where}", file=group.path, dataset=request.rows)], {}
     if empty and not fields:
         return StoredPart(group.path, group.group, {}, WindowStarts(0, 1, 0), empty[0])
     if empty:
         raise empty[0]
     if not fields and not per["episode"]:
         raise ConfigError("none is a dataset, so there are no rows; give a dataset too, or sample='group'", "fields")
-    if of_anchors and request.rows is None:
-        what = "'anchor' needs rows=NAME, a dataset; if rows are an array, write it into the file, or leave this field "
-        what += "out and take labels[batch['index']], with return_indices=True"
-        raise ConfigError(what, f"fields.{next(iter(of_anchors))}.per")
-    if per["episode"] and request.episodes is None:
-        what = "'episode' needs episodes=, which says where each begins; for one value in a file or group, attr="
-        raise ConfigError(what, f"fields.{next(iter(per['episode']))}.per")
+    _check_per(per, request)
     rows, anchored = _anchored(fields)
     group = dataclasses.replace(group, steps=stored_field.steps_of(group.path, fields, request.axis))
     fields = stored_field.with_centres(group, stored_field.at_same_places(fields), request.foreground)
@@ -393,16 +402,44 @@ def inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
     if part.timed and not (there := part.complete(part.own_rows)).all():
         anchors = WindowStarts.at(part.own_rows[there]) if there.any() else WindowStarts(0, 1, 0)
         part = dataclasses.replace(part, anchors=anchors)
-    if request.rows is not None:
-        dataset, member = group.whole_member(request.rows, "rows: ")
-        where = f"{group.path}:{dataset.name}"
-        given = member_of(dataset[...], member)
+    if given is not None:
         given = group.steps.flat(given) if group.steps and given.shape == group.steps.shape else given
-        part = part.at(row_numbers(given, part.rows, where, request.rows, clock=part.clock))
-    fields |= {key: _at_anchors(field, part) for key, field in of_anchors.items()}
+        chosen = row_numbers(given, part.rows, where, request.rows or "", none=True, clock=part.clock)
+        part = _at_chosen(part, chosen, of_anchors)
+        if part.empty:
+            return part
     if any(field.attr or field.per in ("anchor", "episode") for field in request.fields.values()):
-        fields = {key: fields[key] for key in [*request.fields, *fields]}
-    return dataclasses.replace(part, fields=fields)
+        part = dataclasses.replace(part, fields={key: part.fields[key] for key in [*request.fields, *part.fields]})
+    return part
+
+
+def _check_per(per: Mapping[str, Mapping[str, StoredField]], request: PartRequest) -> None:
+    if per["anchor"] and request.rows is None:
+        what = "'anchor' needs rows=NAME, a dataset; if rows are an array, write it into the file, or leave this field "
+        what += "out and take labels[batch['index']], with return_indices=True"
+        raise ConfigError(what, f"fields.{next(iter(per['anchor']))}.per")
+    if per["episode"] and request.episodes is None:
+        what = "'episode' needs episodes=, which says where each begins; for one value in a file or group, attr="
+        raise ConfigError(what, f"fields.{next(iter(per['episode']))}.per")
+
+
+def _at_chosen(part: StoredPart, rows: Indices, of_anchors: Mapping[str, StoredField]) -> StoredPart:
+    """The part with the rows whose windows lie inside it, and fields with a value for each row; empty if none does."""
+    fields = {**part.fields, **{key: _at_anchors(field, rows) for key, field in of_anchors.items()}}
+    fit = part.complete(rows) | (rows < 0) | (rows >= part.rows)  # `at` refuses rows outside of the part
+    if not fit.any():
+        return StoredPart(part.path, part.group, {}, WindowStarts(0, 1, 0), part.unfit(rows))
+    return dataclasses.replace(part.at(rows[fit]), fields=fields, dropped=int((~fit).sum()))
+
+
+def _given_rows(group: OpenGroup, name: str | None) -> npt.NDArray[Any] | None:
+    if name is None:
+        return None
+    try:
+        dataset, member = group.whole_member(name, "rows: ")
+    except NoSamplesError:  # an empty array of MATLAB
+        return np.empty(0)
+    return member_of(dataset[...], member)
 
 
 def _inspect_fields(
@@ -533,10 +570,11 @@ def _at_episodes(field: StoredField, episodes: Episodes) -> StoredField:
     return dataclasses.replace(field, window=dataclasses.replace(field.window, at=(episodes.begins, np.arange(count))))
 
 
-def _at_anchors(field: StoredField, part: StoredPart) -> StoredField:
-    rows, numbers = np.unique(part.own_rows, return_index=True)
-    if field.located.rows != part.anchors.count or len(rows) < part.anchors.count:
-        what = f"has {field.located.rows} values for {part.anchors.count} anchors, at {len(rows)} different rows"
+def _at_anchors(field: StoredField, anchors: Indices) -> StoredField:
+    rows, numbers, times = np.unique(anchors, return_index=True, return_counts=True)
+    if field.located.rows != len(anchors) or len(rows) < len(anchors):
+        what = f"has {field.located.rows} values for {len(anchors)} anchors, at {len(rows)} different rows"
+        what += f" ({rows[times > 1].tolist()[0]} comes again)" if (times > 1).any() else ""
         raise FormatError(f"{field.located}: {what}; per='anchor' needs a value and a row of its own for each")
     return dataclasses.replace(field, window=dataclasses.replace(field.window, at=(rows, numbers)))
 
@@ -594,10 +632,10 @@ def row_numbers(
     if name and numbers.dtype.names:
         names = ", ".join(f"{name}.{each}" for each in members(numbers.dtype))
         raise ConfigError(f"{where} holds records, so name a member of them: {names}", "rows")
+    kind = f"{numbers.dtype}, shape {numbers.shape}"
     if clock and numbers.dtype.kind in "iuf":
         numbers = clock.rows(numbers, where).astype(np.int64)
     if numbers.ndim != 1 or not numbers.size or numbers.dtype.kind not in "iub":
-        kind = f"{numbers.dtype}, shape {numbers.shape}"
         cure = "give row numbers: an array, or for several parts a mapping from each to an array"
         cure = (
             "if they are seconds, give rate=, the rows per second, or time=; else " * (numbers.dtype.kind == "f") + cure
@@ -612,38 +650,6 @@ def row_numbers(
     elif not clock:
         refuse_flags(numbers, rows, where, "rows")
     return numbers.astype(np.int64)
-
-
-def log_warnings(parts: Sequence[StoredPart]) -> None:
-    part = parts[0]
-    key, first = next(iter(part.fields.items()))
-    if (n := first.window.span[0]) > 1 and not first.window.axis:  # an input, rarely ahead of the target
-        log.warning("%s: window=%d is a single row, %d rows ahead; window=(0, %d) is %d rows", key, n, n, n, n)
-    fields = [each for field in part.fields.values() for each in field.channels or (field,)]
-    slow = {str(field.values): field.values.slow for field in fields if field.values.slow}
-    for name, reason in slow.items():
-        log.warning("%s: is read by h5py, one thread at a time: %s", name, reason)
-    windows = ((f"{part}: {key}", field.window) for part in parts for key, field in part.fields.items())
-    doubts = (f"{of}: {each.doubt}" for of, each in windows if isinstance(each, TimedWindow) and each.doubt)
-    if doubt := next(doubts, ""):
-        log.warning("%s", doubt)
-    packed = {str(field.located): ", ".join(field.packed) for field in fields if field.packed}
-    for name, listed in packed.items():
-        log.warning("%s: has %s, but values come as stored; Field(mask_and_scale=True) applies it", name, listed)
-
-
-def with_longest(parts: Sequence[StoredPart]) -> list[StoredPart]:
-    """The parts, with samples of variable length padded to the longest sample of all parts."""
-    padded = list[StoredPart]()
-    for part in parts:
-        fields = dict(part.fields)
-        for key, field in fields.items():
-            if field.spec.ragged:
-                longest = max(each.fields[key].spec.shape[0] for each in parts if key in each.fields)
-                spec = dataclasses.replace(field.spec, shape=(longest, *field.spec.shape[1:]))
-                fields[key] = dataclasses.replace(field, spec=spec)
-        padded.append(dataclasses.replace(part, fields=fields))
-    return padded
 
 
 def common_fields(parts: Sequence[StoredPart]) -> dict[str, FieldSpec]:

@@ -27,9 +27,10 @@ from lit_async_data.sources.hdf5.parts.stored_field import StoredField
 from lit_async_data.sources.hdf5.schema.categories import named, unknown_text
 from lit_async_data.sources.hdf5.schema.field import Field, FieldLike, check_options
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset
+from lit_async_data.sources.hdf5.select import TimedWindow
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors
 from lit_async_data.sources.hdf5.storage.handles import open_h5py
-from lit_async_data.sources.local_files import Exclude, StoredSamples, kept_samples
+from lit_async_data.sources.local_files import Exclude, StoredSamples, ends_of, kept_samples
 from lit_async_data.sources.table.embedded import EmbeddedFiles
 from lit_async_data.sources.table.formats import NoColumnError, is_number, is_text_list, numpy_values, quoted
 from lit_async_data.sources.table.labels import Labels, in_order, no_classes, note_names, trim
@@ -219,13 +220,6 @@ def _column_and_what(on: Any) -> tuple[str, str | Field]:
     return column, what if what in ("file", "group") else Field.of(what, "on.")
 
 
-def ends_of(unit: str) -> list[str]:
-    """The names of a file or group: its path and every end of the path; of a file, also without the suffix."""
-    _, *parts = f"/{unit.strip('/')}".split("/")
-    names = [f"/{unit.strip('/')}", *("/".join(parts[first:]) for first in range(len(parts)))]
-    return [*(os.path.splitext(each)[0] for each in names if os.path.isabs(unit)), *names]
-
-
 def groups_of(part: StoredPart) -> list[str]:
     return [part.group_of(row).strip("/") for row in range(1 if part.names is None else part.rows)]
 
@@ -331,6 +325,38 @@ def _by_part(rows: Any, names: Mapping[str, str]) -> dict[str, Any] | None:
     return {part: () if of is None else of for part, of in zip(found, given, strict=True)}
 
 
+def log_warnings(parts: Sequence[StoredPart]) -> None:
+    part = parts[0]
+    key, first = next(iter(part.fields.items()))
+    if (n := first.window.span[0]) > 1 and not first.window.axis:  # an input, rarely ahead of the target
+        _log.warning("%s: window=%d is a single row, %d rows ahead; window=(0, %d) is %d rows", key, n, n, n, n)
+    fields = [each for field in part.fields.values() for each in field.channels or (field,)]
+    slow = {str(field.values): field.values.slow for field in fields if field.values.slow}
+    for name, reason in slow.items():
+        _log.warning("%s: is read by h5py, one thread at a time: %s", name, reason)
+    windows = ((f"{part}: {key}", field.window) for part in parts for key, field in part.fields.items())
+    doubts = (f"{of}: {each.doubt}" for of, each in windows if isinstance(each, TimedWindow) and each.doubt)
+    if doubt := next(doubts, ""):
+        _log.warning("%s", doubt)
+    packed = {str(field.located): ", ".join(field.packed) for field in fields if field.packed}
+    for name, listed in packed.items():
+        _log.warning("%s: has %s, but values come as stored; Field(mask_and_scale=True) applies it", name, listed)
+
+
+def with_longest(parts: Sequence[StoredPart]) -> list[StoredPart]:
+    """The parts, with samples of variable length padded to the longest sample of all parts."""
+    padded = list[StoredPart]()
+    for part in parts:
+        fields = dict(part.fields)
+        for key, field in fields.items():
+            if field.spec.ragged:
+                longest = max(each.fields[key].spec.shape[0] for each in parts if key in each.fields)
+                spec = dataclasses.replace(field.spec, shape=(longest, *field.spec.shape[1:]))
+                fields[key] = dataclasses.replace(field, spec=spec)
+        padded.append(dataclasses.replace(part, fields=fields))
+    return padded
+
+
 def with_rows(parts: Sequence[StoredPart]) -> list[StoredPart]:
     empty = [part for part in parts if part.empty]
     if len(parts) == 1 and parts[0].empty:
@@ -338,12 +364,15 @@ def with_rows(parts: Sequence[StoredPart]) -> list[StoredPart]:
     if empty:
         listed = few([str(part) for part in empty], NAMED)
         if len(empty) == len(parts):
-            raise FormatError(f"{listed}: none of them holds samples; check path= and group=", file=empty[0].path)
+            raise FormatError(f"{listed}: no part holds samples; check path=, group= and rows=", file=empty[0].path)
         _log.warning("%d of %d parts hold no samples and are left out: %s", len(empty), len(parts), listed)
     return [part for part in parts if not part.empty]
 
 
 def parts_left_out(parts: Sequence[StoredPart]) -> str:
+    if dropped := sum(part.dropped for part in parts):
+        total = dropped + sum(part.anchors.count for part in parts)
+        return f"{dropped:,} of {total:,} chosen rows begin no window"
     lost = [part for part in parts if not part.anchors.count]
     return f"no row is chosen of {len(lost)} of {len(parts)} parts, such as {lost[0]}" if lost else ""
 

@@ -277,7 +277,10 @@ def numbered_row(
     if row.dtype.kind not in "iub":
         if field.classes is None:
             return None, row
-        raise ConfigError(f"{stored} holds {row.dtype}, not classes; leave it out", f"{where}.classes")
+        if field.dtype is None or np.dtype(field.dtype).kind not in "iu":
+            what = f"{stored} holds {row.dtype}, not classes; if these are whole numbers, give dtype='int64' too"
+            raise ConfigError(what, f"{where}.classes")
+        row = dataclasses.replace(row, dtype=np.dtype(np.int64))
     numbering, ignored, whole = Numbering.of(coded, field.classes, row.dtype), field.null == "ignore", row.dtype != bool
     if ignored and not whole and field.dtype in (None, bool):
         raise ConfigError("bool has no value for ignore; set null='drop', or dtype='int64'", f"{where}.null")

@@ -392,6 +392,7 @@ class Conversion:
         if self.packing is not None:
             values = self.packing.unpack(values)
         if self.numbering is not None:
+            values = values if values.dtype.kind in "iub" else self._cast(values, rows, np.dtype(np.int64))
             values = self._numbered(self.numbering, values, rows, places)
         return self._cast(values, rows, dtype)
 

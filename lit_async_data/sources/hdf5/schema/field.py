@@ -365,7 +365,8 @@ def _window(given: Any) -> Any:
     listed: Any = given if isinstance(given, Sequence) and not isinstance(given, str) else ()
     ints = len(listed) in (2, 3) and all(map(_is_integer, listed))
     if not ints or listed[0] >= listed[1] or any(step < 1 for step in listed[2:]):
-        raise ConfigError(f"{given!r} is not (start, stop) or (start, stop, step), start below stop", "window")
+        cure = "; rows are whole numbers, and seconds are offsets=[…] with time=NAME" if listed and not ints else ""
+        raise ConfigError(f"{given!r} is not (start, stop) or (start, stop, step), start below stop{cure}", "window")
     return tuple(map(int, given))
 
 
@@ -389,7 +390,8 @@ def _class_names(given: Any) -> tuple[str, ...] | None:
         return None
     listed = isinstance(given, Sequence) and not isinstance(given, str)
     if not listed or not given or not all(isinstance(name, str | int) for name in given):
-        raise ConfigError(f"{given!r} is not a list of names", "classes")
+        cure = "; an attribute is read by h5py: classes=list(file[NAME].attrs[…])" if isinstance(given, str) else ""
+        raise ConfigError(f"{given!r} is not a list of names{cure}", "classes")
     if len(names := dict.fromkeys(map(str, given))) < len(given):
         raise ConfigError(f"{list(given)} holds a name twice", "classes")
     return tuple(names)

@@ -85,7 +85,7 @@ class OpenGroup:
             external_files(dataset, self.file, name, allowed=self.allow_external)
             check_filters(dataset, self.path, name)
             if dataset.size and not math.prod(shape_of(dataset)):
-                raise FormatError("is an empty array of MATLAB; leave it out", **context_of(self.path, name))
+                raise NoSamplesError("is an empty array of MATLAB; leave it out", **context_of(self.path, name))
             # Text of variable length is stored as references, whose size h5py does not tell.
             if dataset.chunks and dataset.shape and dataset.dtype.kind != "O":
                 check_unindexed(dataset)

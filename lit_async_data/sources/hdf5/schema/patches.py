@@ -58,6 +58,13 @@ class StoredPatches(Located):
     def rows(self) -> int:
         return math.prod(map(len, self._firsts)) if self.drawn is None else self.drawn
 
+    @property
+    def sets(self) -> Indices:
+        """The number of a set for each patch on the grid. Patches of two sets share no elements."""
+        axes = zip(self._firsts, self.size, strict=True)
+        own = [np.append(0, np.cumsum(np.diff(first) >= size)) for first, size in axes]
+        return np.ravel_multi_index(np.meshgrid(*own, indexing="ij"), [int(each[-1]) + 1 for each in own]).ravel()
+
     @functools.cached_property
     def decoding(self) -> tuple[bool, float, float]:
         """Whether decoded chunks stay between batches, the chunks that an epoch decodes then, and if none stays."""

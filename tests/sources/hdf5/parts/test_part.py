@@ -1,5 +1,8 @@
 """Recordings as people store them: windows, groups, several files and chosen rows, literally, and what is refused."""
 
+import pickle
+import shutil
+
 import h5py
 import numpy as np
 import pytest
@@ -7,7 +10,7 @@ from support.files.hdf5 import numbered
 from support.sources.oracle import check, read, read_from, refused
 from support.sources.parts import parts_of
 
-from lit_async_data import AsyncDataError, ConfigError, Field, FormatError, HDF5Source, MissingError
+from lit_async_data import AsyncDataError, ConfigError, Field, FormatError, HDF5Source, MissingError, split
 from lit_async_data.sources.hdf5.index import index
 from lit_async_data.sources.hdf5.parts.part import grouping_key
 
@@ -59,6 +62,66 @@ def test_chosen_rows_in_the_file_are_those_of_each_part_or_the_same_for_all(pati
     fields = {"x": "signal", "y": "label"}
     check(path, fields, group="patient_*", rows="split/train")
     assert check(path, fields, group="patient_*", rows="/first").values["y"].tolist() == [100, 200, 1000]
+
+
+EVENTS = np.array([(0.1, 7), (0.3, 8), (0.2, 9)], [("onset", "f8"), ("label", "i8")])
+NO_EVENTS = {
+    "numbers": ("onset", np.array([10, 30, 20]), np.array([], "i8")),
+    "seconds": ("onset", EVENTS["onset"], np.array([], "f8")),
+    "a mask": ("onset", np.isin(np.arange(80), [10, 20, 30]), np.zeros(80, bool)),
+    "a null dataspace": ("onset", np.array([10, 30, 20]), h5py.Empty("i8")),
+    "MATLAB": ("onset", np.array([[0.1, 0.3, 0.2]]), np.zeros(2, "u8")),
+    "records": ("events.onset", EVENTS, EVENTS[:0]),
+    "none that fits": ("onset", np.array([10, 30, 20]), np.array([79, 0])),
+}
+
+
+@pytest.mark.parametrize("kind", NO_EVENTS)
+def test_files_without_events_are_left_out_with_one_line(h5, caplog, kind):
+    rows, some, none = NO_EVENTS[kind]
+    paths = [h5(f"{n}.h5", eeg=np.arange(80.0)) for n in range(3)]
+    for path, events in zip(paths, (some, none, some), strict=True):
+        with h5py.File(path, "a") as file:
+            file[rows.partition(".")[0]] = events
+            file["y"] = np.arange(3 if events is some else 2 if kind == "none that fits" else 0)
+            if kind == "MATLAB" and events is none:
+                file["onset"].attrs["MATLAB_empty"] = np.uint8(1)
+    fields = {"x": Field("eeg", window=(-2, 5)), "y": Field("y", per="anchor")}
+    rate = {"rate": 100} if some.dtype.kind in "fV" else {}
+    got = read_from(paths, fields, rows=rows, **rate)
+    assert got["y"].tolist() == [0, 1, 2] * 2
+    assert got["x"][:3, 2].tolist() == ([10, 20, 30] if kind == "a mask" else [10, 30, 20])
+    assert caplog.messages == [f"1 of 3 parts hold no samples and are left out: {paths[1]}"]
+    refused(AsyncDataError, ["rows: ", paths[1]], paths[1], fields, rows=rows, **rate)
+    both = [paths[1], shutil.copy(paths[1], f"{paths[1]}.copy")]
+    refused(FormatError, ["no part holds samples", "rows="], both, fields, rows=rows, **rate)
+
+
+def test_labels_without_events_are_an_error(h5):
+    paths = [h5(f"{n}.h5", eeg=np.arange(80.0), onset=np.arange(n), y=np.arange(2)) for n in (2, 0)]
+    fields = {"x": "eeg", "y": Field("y", per="anchor")}
+    refused(FormatError, [f"{paths[1]}:/y", "has 2 values for 0 anchors"], paths, fields, rows="onset")
+    path = h5("twice.h5", eeg=np.arange(80.0), onset=[3, 9, 9], y=np.arange(3))
+    refused(FormatError, ["3 anchors, at 2 different rows (9 comes again)"], path, fields, rows="onset")
+
+
+def test_events_whose_windows_leave_the_recording_are_left_out_with_their_labels(h5):
+    path = h5(eeg=np.arange(80.0), onset=[78, 40, 1, 9], y=[5, 6, 7, 8], ends=[11, 80], time=np.arange(80) / 10)
+    label = Field("y", per="anchor")
+    source = HDF5Source(path, {"x": Field("eeg", window=(-2, 5)), "y": label}, rows="onset")
+    assert [place.row for place in source.locate([0, 1])] == [40, 9]
+    assert "2 of 4 chosen rows begin no window" in repr(source)
+    got = read(pickle.loads(pickle.dumps(source)), [0, 1])
+    assert (got["y"].tolist(), got["x"][:, 2].tolist()) == ([6, 8], [40, 9])
+    for fields, episodes, labels in (
+        ({"x": Field("eeg", window=(-2, 5), pad="zero")}, None, [5, 6, 7, 8]),
+        ({"x": Field("eeg", window=(-2, 5))}, {"ends": "ends"}, [6]),
+        ({"x": Field("eeg", offsets=[0.0, 0.3], time="time"), "z": "eeg"}, None, [6, 7, 8]),
+    ):
+        assert read_from(path, {**fields, "y": label}, rows="onset", episodes=episodes)["y"].tolist() == labels
+    for rows in ([40, 78], {"x.h5": [40, 78]}):  # a list of labels that is not in the file would no longer fit
+        refused(ConfigError, ["78 is one of the 80 rows"], path, {"x": Field("eeg", window=(0, 5))}, rows=rows)
+    refused(ConfigError, ["80 is not one of"], h5("b.h5", eeg=np.arange(80), at=[80, 1]), {"x": "eeg"}, rows="at")
 
 
 WRONG = {
@@ -238,3 +301,52 @@ def test_each_name_in_a_group_is_looked_up_once(tmp_path, monkeypatch):
     source = HDF5Source(str(tmp_path / "x.h5"), {"x": "x", "y": "y"}, group="data/*")
     assert len(source) == 3 * groups
     assert len(asked) <= 5 * groups  # x, y, the group, and the group that would hold names of categories
+
+
+def test_the_column_of_groups_is_the_name_of_each_sample_s_group(patients, h5):
+    source = HDF5Source(patients(), ["label"], group="patient_*")
+    names = [f"x.h5:/patient_{number}" for number, count in ((1, 4), (2, 5), (10, 3)) for _ in range(count)]
+    assert source.column("group").tolist() == names
+    ends = {"train": ["patient_1", "patient_10"], "val": ["patient_2"]}
+    for by in ({"by": "group"}, {"groups": "group"}, {"groups": source.column("group")}):
+        given = ends if not isinstance(by.get("groups"), np.ndarray) else {"train": names[:1], "val": names[4:5]}
+        assert len(split(source, given, **by)["val"]) == 5
+    stored = HDF5Source(h5(**{"a/y": np.arange(2), "a/group": ["u", "v"]}), ["y"], group="a*")
+    assert stored.column("group").tolist() == ["u", "v"]
+    with pytest.raises(ConfigError, match=r"is a rule, and .* also has a column"):
+        split(stored, {"train": 0.5, "val": 0.5}, groups="group")
+    with pytest.raises(MissingError, match="has no dataset '/group'"):
+        HDF5Source(h5("flat.h5", y=np.arange(2)), ["y"]).column("group")
+
+
+PATCHES = {"x": Field("x", patch=(2, 2)), "mask": Field("x", patch=(2, 2))}
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "said"),
+    [
+        (PATCHES, {"foreground": {"x.h5": {1: 0.5}}, "patches_per_volume": 2}, "does not name one of x, mask, the"),
+        (PATCHES, {"foreground": 0.5, "patches_per_volume": 2}, "write {'mask': {1: 0.33}}"),
+        (PATCHES, {"foreground": {"mask": {1: 0.5}}}, "foreground: {'mask': {1: 0.5}} needs patches_per_volume="),
+        (["x"], {"filters": {"bad": 0}}, "filters: goes with table="),
+        (["x"], {"on": "file"}, "on: goes with table="),
+        (["x"], {"table": "t.csv"}, "table: goes with on, which says"),
+    ],
+    ids=str,
+)
+def test_a_message_names_what_lacks_and_not_what_was_given(h5, fields, options, said):
+    refused(ConfigError, [said], h5(x=np.zeros((4, 4))), fields, **options)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"window": (-0.2, 0.8)}, "rows are whole numbers, and seconds are offsets="),
+        ({"window": (3, 3)}, "start below stop$"),
+        ({"classes": "class_names"}, "an attribute is read by h5py"),
+        ({"classes": 3}, "is not a list of names$"),
+    ],
+)
+def test_seconds_and_attributes_have_places_of_their_own(given, said):
+    with pytest.raises(ConfigError, match=said):
+        Field("x", **given)

@@ -131,7 +131,7 @@ def test_where_no_part_has_rows_that_is_an_error(h5):
     empty = {"data": np.zeros((0, 3)), "labels": np.arange(0)}
     one, two = h5("1.h5", **empty), h5("2.h5", **empty)
     refused(FormatError, [f"{one}:/data", "(0, 3)", "no samples"], one, {"x": "data", "y": "labels"})
-    refused(FormatError, [one, two, "none of them holds samples"], [one, two], {"x": "data", "y": "labels"})
+    refused(FormatError, [one, two, "no part holds samples"], [one, two], {"x": "data", "y": "labels"})
 
 
 def test_chosen_rows_count_parts_without_rows_as_nothing(h5):

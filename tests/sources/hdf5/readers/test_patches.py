@@ -13,6 +13,7 @@ from support.sources.oracle import read
 
 from lit_async_data import (
     AsyncLoader,
+    ConcatSource,
     ConfigError,
     CorruptError,
     Field,
@@ -357,7 +358,11 @@ def test_patches_of_one_volume_are_not_torn_apart_by_a_split(tmp_path, caplog):
         assert sides.overlap == 0
         assert not caplog.messages
         half = np.arange(len(source)) % 2
-        assert split(source, {"train": 0.5, "val": 0.5}, groups=half).overlap == len(source)
+        shared = {grid: 70, drawn: 12, apart: 0}[source]  # some patches of the grid share values with no other
+        assert split(source, {"train": 0.5, "val": 0.5}, groups=half).overlap == shared
+        if source is apart:  # no value is on two sides
+            assert not caplog.messages
+            continue
         assert (
             "patches of one volume, like windows that all share values, stay together by groups='file'" in caplog.text
         )
@@ -366,6 +371,41 @@ def test_patches_of_one_volume_are_not_torn_apart_by_a_split(tmp_path, caplog):
     one = HDF5Source(path, {"x": Field("ct", patch=(1, 1, 1))}, patches_per_volume=1)
     alone = SubsetSource(drawn, [0, 4, 8])  # one patch of each volume
     assert [sides.overlap for source in (one, alone) for sides in folds(source, 3)] == [0] * 6
+
+
+def test_only_patches_that_share_values_count_as_overlap(h5, caplog):
+    path = h5(x=np.zeros((6, 40, 3)), small=np.zeros((6, 20, 3)))
+    grid, small = (
+        HDF5Source(path, {"x": Field(name, patch=(1, 16), stride=(1, 8))}, layout={"x": "DHC"})
+        for name in ("x", "small")
+    )
+    for source, each in ((grid, 4), (small, 2), (ConcatSource([grid, small]), 0)):
+        first = np.arange(len(source)) // each % 6 if each else np.append(np.arange(24) // 4, np.arange(12) // 2)
+        sides = split(source, {"train": [0, 1, 2, 3], "val": [4, 5]}, groups=first)  # places along the first axis
+        again = split(sides["train"], {"a": [0, 1], "b": [2]}, groups=sides["train"].group_codes)
+        assert (sides.overlap, again.overlap) == (0, 0)
+    assert not caplog.messages
+    torn = split(grid, {"train": [0], "val": [1]}, groups=(np.arange(24) == 5).astype(int))
+    assert torn.overlap == 4  # the patches of one place along the first axis
+    last = HDF5Source(path, {"x": Field("x", patch=(4, 40))}, layout={"x": "DHC"})  # at 0 and 2, where it ends
+    assert split(last, {"train": [0], "val": [1]}, groups=[0, 1]).overlap == 2
+
+
+def test_sources_of_one_file_that_share_no_dataset_share_no_values(h5, caplog):
+    names = ["a", "b", "c"]
+    path = h5(**{name: np.zeros((8, 9)) for name in names}, y=np.arange(8))
+    volumes = [HDF5Source(path, {"x": Field(name, patch=(4, 4))}, patches_per_volume=4) for name in names]
+    windows = [HDF5Source(path, {"x": Field(name, window=(0, 3))}, stride=n) for n, name in enumerate(names, 1)]
+    for sources in (volumes, windows):
+        of = np.repeat([0, 1, 2], [len(source) for source in sources])
+        both = ConcatSource(sources)
+        assert split(both, {"train": [0, 1], "val": [2]}, groups=of).overlap == 0
+        assert split(pickle.loads(pickle.dumps(both)), {"train": [0], "val": [1, 2]}, groups=of).overlap == 0
+        with pytest.raises(ConfigError, match=r"number of groups .file. is 1"):
+            split(both, {"train": 0.5, "val": 0.5}, groups="file")
+    assert not caplog.messages
+    shared = ConcatSource([HDF5Source(path, {"x": name, "y": "y"}) for name in names])
+    assert split(shared, {"train": [0], "val": [1, 2]}, groups=np.repeat([0, 1, 2], 8)).overlap == 24
 
 
 @pytest.mark.parametrize("stored", ["raw", "chunked", "gzip", "only libhdf5"])

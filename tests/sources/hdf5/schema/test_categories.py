@@ -370,7 +370,7 @@ def test_null_needs_names(tmp_path):
         HDF5Source(tmp_path / "x.h5", {"y": Field("y", null="drop")})
     with h5py.File(tmp_path / "x.h5", "a") as file:
         file["y"].attrs["scale_factor"] = 0.5
-    with pytest.raises(ConfigError, match=r"fields.y.classes: .*/y holds float\d+, not classes; leave it out"):
+    with pytest.raises(ConfigError, match=r"fields.y.classes: .*/y holds float\d+, not classes; .* dtype='int64' too"):
         HDF5Source(tmp_path / "x.h5", {"y": Field("y", classes=["a"], mask_and_scale=True)})
 
 
@@ -657,3 +657,17 @@ def test_a_bad_value_in_a_window_is_named_by_its_row_and_by_a_sample_that_reads_
     path = h5(age=numbered((5,)), y=np.array(values))
     error = refused_when_read(FormatError, [path, "y", named[0]], path, {"y": field}, samples)
     assert (error.row, error.sample_id) == named
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8"])
+def test_whole_numbers_that_are_stored_as_floats_are_classes_with_an_integer_dtype(h5, dtype):
+    path = h5(y=np.array([2.0, 0, 1]), table=np.array([[9.5, 1], [9.5, 0], [9.5, 2]]), half=[0.5, 1, 2], row=[2, 1, 0])
+    classes = {"classes": ["a", "b", "c"], "dtype": dtype}
+    fields = {"y": Field("y", **classes), "column": Field("table", column=1, **classes)}
+    fields["looked"] = Field("y", lookup="row", **classes)
+    got = read_from(path, fields)
+    assert [got[key].tolist() for key in fields] == [[2, 0, 1], [1, 0, 2], [1, 0, 2]]
+    assert HDF5Source(path, fields).spec["column"].classes == ("a", "b", "c")
+    for name, few, said in (("y", ["a", "b"], "row 0: 2 is not one of its 2 classes"), ("half", ["a"], "0.5 is not")):
+        with pytest.raises(FormatError, match=said):
+            read_from(path, {"y": Field(name, classes=few, dtype=dtype)})
