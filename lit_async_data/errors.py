@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Sequence
 from typing import Any, Self
+
+# User and query of an address. Where it is none of a web server, a query has "=", since "?" may be a wildcard.
+_USER = re.compile(r"(https?://|://(?=[^\s/:@]*:))[^\s/]+@", re.IGNORECASE)
+_QUERY = re.compile(r"""(https?://[^\s?]*\?|://[^\s?]*\?(?=\S*=))\S+?(?=['")\]},;:.]*(?:\s|$))""", re.IGNORECASE)
+
+
+def redact(text: str) -> str:
+    """A text for people, with … in place of user, password and query of each address in it."""
+    return _QUERY.sub(r"\1…", _USER.sub(r"\1…@", text))
 
 
 class AsyncDataError(Exception):
     """Base of every error of this package.
 
     Args:
-        message: What is wrong, and what to do next. Without ``place``, it begins with the location.
+        message: What is wrong, and what to do next. Without ``place``, it begins with the location. Addresses are shown
+            without user, password and query.
         place: The location; the text of the error begins with it.
         file: Path of the file.
         dataset: Name of the dataset inside ``file``.
@@ -40,7 +51,8 @@ class AsyncDataError(Exception):
         stage: str | None = None,
         worker: int | None = None,
     ) -> None:
-        super().__init__(f"{place}: {message}" if place else message)
+        message = redact(message)
+        super().__init__(redact(f"{place}: {message}") if place else message)
         self.span: tuple[int, int] | None = None  # of a remote file
         self.message, self.stage, self.worker = message, stage, worker
         self.file, self.dataset, self.row, self.sample_id = file, dataset, row, sample_id

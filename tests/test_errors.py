@@ -9,7 +9,7 @@ import pytest
 
 import lit_async_data
 from lit_async_data import errors
-from lit_async_data.errors import ConfigError, CorruptError, MemoryBudgetError, ReadError, batch_error
+from lit_async_data.errors import ConfigError, CorruptError, MemoryBudgetError, ReadError, batch_error, redact
 
 MODULES = Path(lit_async_data.__file__).parent.rglob("*.py")
 KINDS = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.AsyncDataError)}
@@ -55,3 +55,25 @@ def test_any_other_error_becomes_a_read_error_with_its_cause(samples, which):
     error = batch_error(cause, 1, 7, samples, 2)
     assert (type(error), str(error)) == (ReadError, f"{which} could not be read: OSError: bad sector")
     assert (error.__cause__, error.stage, error.worker, error.sample_id) == (cause, "read", 2, [*samples, None][0])
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://h/0.png?sig=A%2FB", "https://h/0.png?…"),
+        ("HTTPS://h/x?TOKEN", "HTTPS://h/x?…"),
+        ("see (https://h/x?a=1). No", "see (https://h/x?…). No"),
+        ("['https://a?s=1', \"https://b?s='2\"]", "['https://a?…', \"https://b?…\"]"),
+        ('["https://a?s=1","https://b?s=2"]', '["https://a?…"]'),
+        ("az://c/k?sv=1&sig=ab: no", "az://c/k?…: no"),
+        ("postgres://u:p@ss@h/x, https://tok@h/x", "postgres://…@h/x, https://…@h/x"),
+        ("s3://b/x?.h5: no such object?", "s3://b/x?.h5: no such object?"),  # a wildcard
+        ("abfss://c@acc.dfs/x is at http://h:80/x@2", "abfss://c@acc.dfs/x is at http://h:80/x@2"),
+        ("https://h/x?…: what follows", "https://h/x?…: what follows"),
+    ],
+)
+def test_no_message_has_the_secrets_of_an_address(text, shown):
+    assert redact(text) == shown
+    error = ReadError(text, place="https://u:pw@host/t.csv?x")
+    assert str(error) == f"https://…@host/t.csv?…: {shown}"
+    assert error.message == str(pickle.loads(pickle.dumps(ReadError(text)))) == shown

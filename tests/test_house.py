@@ -43,7 +43,7 @@ BUDGET = {
     ".": 1560,
     "batch": 1020,
     "conf": 30,
-    "engine": 1700,
+    "engine": 1710,
     "engine/device": 1220,
     "engine/loader": 1850,
     "engine/pipeline": 1110,

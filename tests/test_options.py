@@ -145,6 +145,10 @@ def test_an_option_that_is_set_too_late_is_refused():
     for kind, name in ((lad.AsyncDataModule, "source"), (lad.split, "groups"), (lad.HDF5Source, "layout")):
         with pytest.raises(ConfigError, match=f"^{name}: {kind.__name__} takes this by name"):
             kind(source, ["x"], "y")
+    with pytest.raises(ConfigError, match=r"^epoch: MixtureSource takes this by name; write epoch="):
+        lad.MixtureSource([source, source], [0.7, 0.3])
+    with pytest.raises(ConfigError, match=r"^batch_size: LoaderOptions takes this by name"):
+        LoaderOptions(64, batch_size=64)
 
 
 def test_options_can_be_copied():

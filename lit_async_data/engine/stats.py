@@ -107,6 +107,7 @@ class LoaderStats:
         device: How long the device waited; None if it has no streams, and waits whenever the consumer does.
         gap_s: Seconds spent inside ``next`` for the first batches of all epochs.
         transform_s: Seconds in which ``next`` ran ``device_transform``, as on a CPU.
+        hooks_s: Seconds in which Lightning's batch transfer hooks ran, if `DevicePrefetcher` measures them.
         workers: Workers at this moment; 0 where the consumer reads.
         slots: Slots of memory at this moment, each for one batch, or for several that are small.
     """
@@ -121,6 +122,7 @@ class LoaderStats:
     device: Wait | None = None
     gap_s: float = 0.0
     transform_s: float = 0.0
+    hooks_s: float = 0.0
     workers: int = 0
     slots: int = 0
 
@@ -172,12 +174,13 @@ CAUSES = {
     "caller": " for data: it reads by itself, and nothing is read ahead",
     "copy": " for data, mostly for copies to the device",
     "handover": " for data: batches were ready; the remaining time is hand-over cost",
-    "foreign": " for data, mostly for your DataLoader",
+    "foreign": " for data, mostly for your own loader",
     "late": " for data: a batch is late now and then",
     "read": " for data, mostly for reading",
     "decode": " for data, mostly for decoding",
     "transform": " for data, mostly for sample_transform and batch_transform",
     "device": " in device_transform, which runs in the loop on a CPU",
+    "hooks": " in the hooks on_before_batch_transfer, transfer_batch_to_device and on_after_batch_transfer",
 }
 HINTS = {
     "": "",
@@ -221,7 +224,7 @@ class Verdict(NamedTuple):
             parts.append(f"{self.work.requests:,} requests fetched {self.work.fetched / 1e9:,.3g} GB")
         shares = f" ({', '.join(parts)})" if self.cause in STAGES and parts else ""
         hint = HINTS[self.hint].format(prefix=prefix, value=self.value)
-        waited = "spent" if self.cause == "device" else "waited"
+        waited = "spent" if self.cause in ("device", "hooks") else "waited"
         cause = CAUSES[self.cause]
         cause = f"{CAUSES['first']}; after it{cause.removeprefix(' for data')}" if self.begins else cause
         return f"{who} {waited} {100 * self.share:.1f} % of {total}{cause}{shares}{hint}"
@@ -245,14 +248,19 @@ class Watch:
             return Verdict(waited, 0.0)
         loader, before, now = seen[max(range(len(seen)), key=lambda at: (waits[at].wait_s, waits[at].gap_s))]
         waited.steps = now.batches - before.batches
-        in_loop_s = now.transform_s - before.transform_s
-        return explained(loader, waited, now.stages.minus(before.stages), now.workers, in_loop_s)
+        # A device with streams may be busy while the hooks run.
+        hooks_s = sum(now.hooks_s - before.hooks_s for _, before, now in seen if now.device is None)
+        in_loop = max((now.transform_s - before.transform_s, "device"), (hooks_s, "hooks"))
+        return explained(loader, waited, now.stages.minus(before.stages), now.workers, in_loop)
 
 
-def explained(loader: Loader, waited: Wait, work: Work, workers: int, in_loop_s: float = 0.0) -> Verdict:
-    """The verdict on a loader, by the work of its readers, and the seconds of ``device_transform`` in the loop."""
-    if in_loop_s > max(waited.wait_s, KEEPS_UP * waited.total_s):
-        return Verdict(waited, in_loop_s / waited.total_s, "device", "batch_transform")
+def explained(
+    loader: Loader, waited: Wait, work: Work, workers: int, in_loop: tuple[float, str] = (0.0, "")
+) -> Verdict:
+    """The verdict on a loader, by the work of its readers, and the seconds and cause of work in the loop."""
+    spent_s, cause = in_loop
+    if spent_s > max(waited.wait_s, KEEPS_UP * waited.total_s):
+        return Verdict(waited, spent_s / waited.total_s, cause, "" if loader._foreign else "batch_transform")  # noqa: SLF001
     if waited.share < KEEPS_UP:
         return Verdict(waited, waited.share)
     begins = waited.gap_s > waited.wait_s

@@ -48,8 +48,10 @@ class Replacement:
         self._call: Callable[..., Any] | None = call  # None after `undo`; other code may still call this object
         setattr(owner, name, self)
 
-    def __call__(self, *arguments: Any) -> Any:
-        return self._original(*arguments) if self._call is None else self._call(self._original, *arguments)
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if self._call is None:
+            return self._original(*arguments, **named)
+        return self._call(self._original, *arguments, **named)
 
     def __reduce__(self) -> Any:
         return self._original.__reduce__()  # a bound method is pickled as its object and its name

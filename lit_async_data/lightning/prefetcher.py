@@ -143,7 +143,7 @@ class DevicePrefetcher(pl.Callback):
         # The loaders of the current stage, and all whose copies this callback starts.
         self._active: list[DrivenLoader] = []
         self._driven: weakref.WeakSet[DrivenLoader] = weakref.WeakSet()
-        self._step_began = 0.0
+        self._step_began = self._asked_s = 0.0
         self._logged_step = -1
         self._gauge, self._takeover, self._verdicts = contextlib.ExitStack(), Takeover(), Verdicts()
         self._first_batch_due = self._hook_announced = False
@@ -166,6 +166,7 @@ class DevicePrefetcher(pl.Callback):
         """Wrap the DataLoaders of this run, and show in the progress bar how full the queues are."""
         self._takeover.attach(trainer, self.device_depth)
         self._gauge.close()
+        self._gauge.callback(Replacement(trainer.strategy, "batch_to_device", self._moved).undo)
         if stage == "fit" and not quiet():
             show_fill(trainer, self._gauge)
 
@@ -325,6 +326,15 @@ class DevicePrefetcher(pl.Callback):
         drive(loader, weakref.ref(trainer))
         loader._wiring.externally_driven = True
         self._driven.add(loader)
+
+    def _moved(self, batch_to_device: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        """Move a batch, and count the time of Lightning's hooks since the loader handed it out."""
+        moved = batch_to_device(*given, **named)
+        last = max((each._run for each in self._active), key=lambda run: run.asked_s, default=None)
+        if last is not None and last.asked_s != self._asked_s:  # else the batch was asked for before the last step
+            self._asked_s = last.asked_s
+            last.stats.hooks_s += time.perf_counter() - last.asked_s
+        return moved
 
     def _prefetch_next(self, trainer: pl.Trainer, loaders: list[DrivenLoader]) -> None:
         for loader in loaders[:1]:

@@ -35,7 +35,7 @@ from typing import Any, cast
 import numpy as np
 
 from lit_async_data.engine.pipeline.sample_reader import is_of_a_sample
-from lit_async_data.errors import AsyncDataError, ConfigError, ManifestError, MissingError, SourceError, counted
+from lit_async_data.errors import AsyncDataError, ConfigError, ManifestError, MissingError, SourceError, counted, redact
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import Source, read
 from lit_async_data.sources.files.files import Files
@@ -564,7 +564,7 @@ def _column(table: Table, name: str, root: RootDirectory) -> ColumnReport:
                 break  # root may be another folder
             kind, why = None, error.message
     listed = [] if isinstance(array, EmbeddedFiles) else array.slice(0, 1000).drop_null().to_pylist()
-    shown = dict.fromkeys(map(str, listed))
+    shown = dict.fromkeys(redact(str(each)) for each in listed)
     examples = tuple(each if len(each) <= _WIDTH else f"…{each[1 - _WIDTH :]}" for each in list(shown)[:_EXAMPLES])
     of = "text" if is_text(array.type) else str(array.type)
     return ColumnReport(name, of, kind, distinct, len(table) - min(given, rows), examples, why)

@@ -418,7 +418,7 @@ def test_who_gives_a_dataloader_workers_is_no_longer_read_in_the_loop(now):
                 now[0] += 0.05
             assert loader.verdict().startswith(f"the loop waited {waited} of ")
             if not workers:
-                assert loader.verdict().endswith("mostly for your DataLoader; set its num_workers=2")
+                assert loader.verdict().endswith("mostly for your own loader; set its num_workers=2")
 
 
 def test_the_verdict_of_a_loader_is_about_its_last_pass(now, monkeypatch):

@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 import types
 
 import numpy as np
@@ -31,7 +32,7 @@ from support.lightning.trainer import (
     readers,
     trainer,
 )
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 import lit_async_data as lad
 from lit_async_data.engine.prefetch.loader import PrefetchedLoader
@@ -596,3 +597,88 @@ def test_training_and_evaluation_take_mixtures_that_may_repeat_there():
     whole = lad.AsyncLoader(lad.MixtureSource({"a": (one, 1), "b": (one, 1)}), {"batch_size": BATCH})
     trainer(lad.DevicePrefetcher()).fit(model, repeating(), whole)
     assert len(steps) == 8
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """The seconds of a clock that only the test moves, in a list."""
+    now = [1.0]
+    clock = types.SimpleNamespace(perf_counter=lambda: now[0], monotonic=time.monotonic)
+    for module in ("engine.loader.async_loader", "engine.prefetch.loader", "engine.stats", "lightning.prefetcher"):
+        monkeypatch.setattr(f"lit_async_data.{module}.time", clock)
+    return now
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter([{"x": torch.zeros(1), "index": number} for number in range(4 * 24)])
+
+
+def steps_of(kind):
+    if kind == "no length":
+        return DataLoader(Endless(), batch_size=4)
+    return lad.AsyncLoader(ArraySource({"x": np.zeros((4 * 24, 1), "f4")}), {"batch_size": 4, "workers": 0})
+
+
+@pytest.mark.parametrize("kind", ["no length", "loader", "datamodule"])
+@pytest.mark.parametrize(
+    ("hooks", "cause"),
+    [
+        (["transfer_batch_to_device"], "hooks"),
+        (["on_before_batch_transfer", "on_after_batch_transfer"], "hooks"),
+        ([], "loop"),
+    ],
+)
+def test_the_time_of_the_users_transfer_hooks_is_named_and_no_other_time(now, caplog, kind, hooks, cause):
+    caplog.set_level("INFO")
+
+    def hook(name):
+        def called(self, batch, *rest):
+            now[0] += 0.25
+            return getattr(super(made, self), name)(batch, *rest)
+
+        return called
+
+    class Slow(Learning):
+        def training_step(self, batch, batch_idx):
+            now[0] += 0.5
+            return self.layer(batch["x"]).sum()
+
+        validation_step = None
+
+    class Busy(pl.Callback):
+        def on_train_batch_start(self, *_):
+            now[0] += 0.5
+
+    class Data(pl.LightningDataModule):
+        def train_dataloader(self):
+            return steps_of(kind)
+
+    base = Data if kind == "datamodule" else Slow
+    made = type("Made", (base,), {name: hook(name) for name in hooks})
+    callback = lad.DevicePrefetcher()
+    fit = trainer(Busy(), callback)
+    strategy = fit.strategy
+    fit.fit(*((Slow(), made()) if kind == "datamodule" else (made(), steps_of(kind))))
+    spent = 0.25 * len(hooks)
+    share = 100 * 24 * spent / callback.waited.total_s
+    total = f"{callback.waited.total_s:.1f} s"
+    said = f"epoch 0: training spent {share:.1f} % of {total} in the hooks on_before_batch_transfer, "
+    assert (said in caplog.text) == (cause == "hooks")
+    assert ("data keep up" in caplog.text) == (cause == "loop")
+    assert "batch_to_device" not in vars(strategy)
+
+
+def test_the_time_of_transfer_hooks_in_validation_is_named_too(now, caplog):
+    caplog.set_level("INFO")
+
+    class Slow(Learning):
+        def validation_step(self, batch, batch_idx):
+            now[0] += 0.5
+
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            now[0] += 0.25
+            return batch
+
+    trainer(lad.DevicePrefetcher()).validate(Slow(), steps_of("loader"), verbose=False)
+    assert "validation spent 33.3 % of 18.0 s in the hooks on_before_batch_transfer, " in caplog.text

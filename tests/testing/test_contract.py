@@ -207,7 +207,7 @@ NO_ROW = ValueError("no such row")
     ("kind", "said"),
     [
         (broken(__len__=lambda self: 9.0), "__len__ returns a whole number; here it raised TypeError: "),
-        (broken(read_into=replaces), "read_into replaced out['x']; fill the array"),
+        (broken(read_into=replaces), "read_into replaced out['x']; fill the arrays"),
         (
             broken(read_into=failing(NO_ROW, lambda samples, out: 299 in samples)),
             "read_into reads sample 299; here it raised ValueError: no such row",

@@ -23,7 +23,7 @@ from lit_async_data.errors import AsyncDataError, ChangedError, ReadError, Sourc
 from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.permutation import Indices, derived_key, derived_keys
 from lit_async_data.order.plan import ALL, BatchIndex, EpochPlan, KeyedSamples, Schedule, Share, Shares, due
-from lit_async_data.sources.contract.source import Source
+from lit_async_data.sources.contract.source import Source, fill
 from lit_async_data.sources.contract.user_code import READING, seed_generators
 
 # Separate the keys of samples, of batches and of sources' global draws from the keys of the order. 3 and 4 are for host
@@ -137,11 +137,8 @@ class SampleReader:
         if READING.key is not None:
             READING.drawing = samples, keyed.keys(ids)
             seed_generators(*READING.keys(SOURCE_KEYS, READING.drawing[1][:1]))
-        if self.seed is None:
-            self.source.read_into(samples, out)
-        else:
-            epoch_key = derived_key(self.seed, keyed.epoch, SAMPLE_KEYS)
-            self.source.read_random(samples, out, derived_keys(epoch_key, keyed.keys(ids)))
+        epoch_key = None if self.seed is None else derived_key(self.seed, keyed.epoch, SAMPLE_KEYS)
+        fill(self.source, samples, out, None if epoch_key is None else derived_keys(epoch_key, keyed.keys(ids)))
 
 
 # Substitutes that are tried for one sample. If none can be read, the source itself has a problem.

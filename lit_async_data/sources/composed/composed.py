@@ -108,10 +108,7 @@ class ComposedSource(Source):
                     out[key][positions] = piece
 
     def _read_of(self, number: int, numbers: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
-        if keys is None:
-            self.inside[number].read_into(numbers, out)
-        else:
-            self.inside[number].read_random(numbers, out, keys)
+        contract.fill(self.inside[number], numbers, out, keys)
 
     # -- reading ahead -----------------------------------------------------------------------------------------------
 
@@ -515,7 +512,7 @@ class MixtureSource(ConcatSource):
     has_shares = True
     names: tuple[str, ...]
     shares: tuple[float, ...]
-    _alike = "the sources of a mixture need the same fields; fields={'real': {'x': 'image'}} gives them other keys"
+    _alike = "its sources need the same fields; fields={NAME: {KEY: FIELD}} renames them, and leaves the others out"
 
     def __init__(
         self,

@@ -386,13 +386,13 @@ class Source(abc.ABC):
         """Read, also in a forked process such as a worker of a DataLoader."""
         process, reader = vars(self).get("_reader_in_fork", (0, self))
         try:
-            (reader if process == os.getpid() else self).read_into(samples, out)
+            fill(reader if process == os.getpid() else self, samples, out)
         except WorkerError:  # handles and locks do not survive a fork
             arrays: list[pickle.PickleBuffer] = []
             pickled = pickle.dumps(self, protocol=5, buffer_callback=arrays.append)
             reader = pickle.loads(pickled, buffers=arrays)  # noqa: S301  # made here; it shares the arrays
             vars(self)["_reader_in_fork"] = os.getpid(), reader
-            reader.read_into(samples, out)
+            fill(reader, samples, out)
 
     @property
     def name(self) -> str:
@@ -570,10 +570,24 @@ class Source(abc.ABC):
         return lambda: None
 
 
+def fill(source: Source, samples: Indices, out: Mapping[str, Array], keys: Words | None = None) -> None:
+    """Read samples into arrays; a `ConfigError` if the source replaced or added an array, or returned a value."""
+    given, name = dict(out), "read_into" if keys is None else "read_random"
+    call: Callable[..., object] = getattr(source, name)
+    returned = call(samples, given) if keys is None else call(samples, given, keys)
+    did, empty = "" if returned is None else f"returned a {type(returned).__name__}", next(iter(out), "")
+    for key in {**out, **given}:
+        if given.get(key) is not out.get(key):
+            did, empty = (f"replaced out[{key!r}]", key) if key in out else (f"added out[{key!r}]", empty)
+    if did:
+        what = f"{name} {did}; fill the arrays that are in out: out[{empty!r}][...] = values"
+        raise ConfigError(what, place=type(source).__name__)
+
+
 def read(source: Source, samples: Indices, keys: Iterable[str] | None = None) -> dict[str, Array]:
     """Stored values, by key."""
     out = source.spec.empty(len(samples), keys)
-    source.read_into(samples, out)
+    fill(source, samples, out)
     return out
 
 
@@ -581,7 +595,7 @@ def read_all(source: Source, key: str) -> Array:
     values = source.spec.empty(len(source), [key])[key]
     for first in range(0, len(values), BLOCK_SAMPLES):
         block = values[first : first + BLOCK_SAMPLES]
-        source.read_into(first + np.arange(len(block)), {key: block})
+        fill(source, first + np.arange(len(block)), {key: block})
     return values
 
 

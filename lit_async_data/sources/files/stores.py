@@ -66,7 +66,7 @@ def parts_of(path: str) -> tuple[str, str]:
         raise ConfigError(f"{what}; give secrets as storage_options, in client_options", "path")
     if scheme.lower() in _WEB and "?" in name:
         what = f"{path.partition('?')[0]}?…: what follows the question mark may be secret, and addresses are not"
-        raise ConfigError(f"{what}; give it as storage_options={{'query': …}}", "path")
+        raise ConfigError(f"{what}; give it as storage_options={{'query': …}}, the same for all files", "path")
     return f"{scheme}://{host}", urllib.parse.unquote(name) if scheme.lower() in _WEB else name
 
 
@@ -379,7 +379,8 @@ class ObjectStore(Store):
     def _meaning(self, error: Exception) -> tuple[type[StoreError | MissingError | ChangedError], str]:
         text = _first_line(error)
         if isinstance(error, FileNotFoundError | exceptions.NotFoundError):
-            return MissingError, "no such object; check the address and the region"
+            region = " and the region" * self.url.startswith("s3")
+            return MissingError, f"no such object; check the address{region}"
         if isinstance(error, exceptions.PreconditionError):
             return ChangedError, _CHANGED
         if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):

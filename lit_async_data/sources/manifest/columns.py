@@ -62,9 +62,9 @@ class Column:
             ``"ignore"`` is for values that are missing in them, ``"drop"`` for rows without a path.
         separator: Separates several values in one text cell: classes, numbers of a vector, texts, or paths of files.
         suffix: Ending that the paths lack: with ``".jpg"``, 17 is the file ``17.jpg``; a path that has it stays.
-        max_length: Length to which lists of files (by zeros) and of texts (by −100) are padded. A field ``KEY_mask``
-            follows: bool, shape (max_length,), False for padding. None: the length of the longest list; without that
-            field if all lists are as long.
+        max_length: Length to which lists of files and numbers (by zeros) and of texts (by −100) are padded. A field
+            ``KEY_mask`` follows: bool, shape (max_length,), False for padding. None: the length of the longest list;
+            without that field if all lists are as long. Lists of numbers then must be.
         row: For HDF5 files, the column with the row in the file, counted from 0.
         dataset: For HDF5 files, the column with the name of the dataset; if there is no such column, the dataset
             itself. None: the column ``dataset``, else the dataset ``data``.
@@ -218,11 +218,13 @@ def _check_options(key: str, column: Column, kind: Kind | None) -> None:
     several = ("suffix", "separator", "max_length")
     own = {"image": (*_IMAGE, *several), "npy": several, "text": ("dtype", *several[1:])}
     own["hdf5"] = ("dtype", "classes", "row", "dataset", "layout", "suffix")
-    fitting = own.get(kind or "", ("dtype", "classes", "separator"))
+    fitting = own.get(kind or "", ("dtype", "classes", "separator", "max_length"))
     for name in column.given:
         if name not in ("name", "kind", "null", *fitting):
             what = f"{kind} files" if kind in FILES else "labels"
             hints = {"dtype": "cast on the device", "suffix": "set kind: image, npy or hdf5, or leave it out"}
+            if column.classes is not None and name in own["image"]:
+                hints = {name: "leave out classes, which makes the column a label, or this"}
             raise ConfigError(f"does not apply to {what}; {hints.get(name, 'leave it out')}", f"fields.{key}.{name}")
 
 
@@ -257,7 +259,8 @@ class TableRow(Location):
 
 def _similar_path(path: str) -> str:
     """A hint that names an existing file with a similar path, and the fix; empty if there is none."""
-    others = {"backslashes": path.replace("\\", "/"), "spaces around a name": re.sub(" */ *", "/", path.strip())}
+    others = {"backslashes: write /": path.replace("\\", "/")}
+    others["spaces around a name"] = re.sub(" */ *", "/", path.strip())
     for form in ("NFC", "NFD"):
         fix = f"another Unicode form of a name: unicodedata.normalize({form!r}, path) fixes it"
         others[fix] = unicodedata.normalize(form, path)

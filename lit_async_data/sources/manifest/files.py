@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import itertools
 import os
 import re
 import stat
@@ -106,7 +107,10 @@ class RootDirectory:
             raise self._outside_error(path)
 
     def _outside_error(self, path: str) -> ManifestError:
-        return ManifestError(f"{path}: leaves root {self.root}; move it, or set allow_external=True")
+        parts = os.path.join(self.root, path).removeprefix(self.root).split("/")
+        link = next(filter(os.path.islink, itertools.accumulate(parts, os.path.join, initial=f"{self.root}/")), None)
+        by = f" through the link {link} to {os.path.realpath(link)}" if link else ""
+        return ManifestError(f"{path}: leaves root {self.root}{by}; move it, or set allow_external=True")
 
 
 def _normal(path: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.errors import ConfigError, ManifestError, MissingError
+from lit_async_data.errors import ConfigError, ManifestError, MissingError, redact
 from lit_async_data.order.permutation import Indices
 from lit_async_data.system import OURS
 
@@ -29,8 +29,8 @@ _MAX_QUOTED = 200  # most characters of a value in a message
 
 
 def quoted(value: object) -> str:
-    """A value for a message: printable ASCII on one line, at most 200 characters."""
-    text = ascii(value)
+    """A value for a message: printable ASCII on one line, at most 200 characters, without secrets of addresses."""
+    text = redact(ascii(value))
     return text if len(text) <= _MAX_QUOTED else f"{text[: _MAX_QUOTED - 1]}…"
 
 

@@ -259,15 +259,16 @@ class Labels(NamedTuple):
     # Rows to drop, ascending; int64. Their values are undefined.
     dropped: Indices = _NONE
     texts: tuple[str, ...] = ()  # texts with the numbers 0, 1, 2, …, if they are not classes
-    masked: bool = False  # whether rows of several texts may be padded, with `IGNORED`
+    real: npt.NDArray[np.bool_] | None = None  # which values are no padding, where there may be some
 
     def mask(self, samples: Indices) -> npt.NDArray[np.bool_]:
-        return np.asarray(self.values[samples] != IGNORED)
+        assert self.real is not None
+        return np.asarray(self.real[samples])
 
     @property
     def spec(self) -> FieldSpec:
         names: dict[str, Any] = {"classes": self.classes, "texts": self.texts}
-        return FieldSpec(self.values.shape[1:], self.values.dtype, masked=self.masked, **names)
+        return FieldSpec(self.values.shape[1:], self.values.dtype, masked=self.real is not None, **names)
 
     def of_classes(self, classes: Sequence[str], fail: Fail) -> Labels:
         """Renumbered by other names; ``fail`` gets the first row whose name is not among them, and the name."""
@@ -312,11 +313,13 @@ class _Column(NamedTuple):
     values: Array
     missing: npt.NDArray[np.bool_]
     classes: tuple[str, ...] = ()
+    real: npt.NDArray[np.bool_] | None = None
 
 
 def labels_of(
     columns: Sequence[tuple[str, Any]],
     origin: RowOrigin,
+    max_length: int | None = None,
     *,
     classes: tuple[str, ...] | None = None,
     null: Null = "error",
@@ -324,7 +327,7 @@ def labels_of(
 ) -> Labels:
     """Labels from arrays as `as_single_array` returns them. With ``together``, all columns form one vector per row."""
     several = not together and formats.is_text_list(columns[0][1].type)
-    parsed = [(name, _column_of(array, name, origin, classes, null)) for name, array in columns]
+    parsed = [(name, _column_of(array, name, origin, classes, null, most=max_length)) for name, array in columns]
     if not together:
         return _with_null_option(parsed[0][1], null, origin, parsed[0][0], several=several)
     if null == "error":
@@ -342,16 +345,16 @@ def texts_of(array: Any, name: str, origin: RowOrigin, null: Null, max_length: i
     first = text.slice(0, 100).drop_null().to_pylist() if origin.untyped and not is_list(array.type) else []
     if first and all(each.strip()[:1] == "[" and _is_structure(each.strip()) for each in first):
         raise origin.error(f"{quoted(first[0])} looks like a list; {_STORED}", column=name)
-    column, masked = _classes_of_text(text, None, lambda row, message: origin.error(message, row=row), ids=True), False
+    column = _classes_of_text(text, None, lambda row, message: origin.error(message, row=row), ids=True)
     if is_list(array.type):
         lengths, missing = formats.list_lengths(array), np.array(booleans_of(array.is_null()))
         length, masked = padded_length(lengths, max_length, origin, name)
         values, rows = np.full((len(array), length), IGNORED, np.int64), np.repeat(np.arange(len(array)), lengths)
         values[np.arange(length) < lengths[:, None]] = column.values
         missing[rows[column.missing]] = True
-        column = _Column(values, missing, column.classes)
+        column = _Column(values, missing, column.classes, values != IGNORED if masked else None)
     labels = _with_null_option(column, null, origin, name)
-    return labels._replace(classes=(), texts=labels.classes, masked=masked)
+    return labels._replace(classes=(), texts=labels.classes)
 
 
 def padded_length(lengths: Indices, most: int | None, origin: RowOrigin, name: str) -> tuple[int, bool]:
@@ -366,7 +369,9 @@ def padded_length(lengths: Indices, most: int | None, origin: RowOrigin, name: s
     return most or longest, most is not None or bool((lengths < longest).any())
 
 
-def _column_of(array: Any, name: str, origin: RowOrigin, vocabulary: tuple[str, ...] | None, null: Null) -> _Column:
+def _column_of(
+    array: Any, name: str, origin: RowOrigin, vocabulary: tuple[str, ...] | None, null: Null, *, most: int | None
+) -> _Column:
     def fail(row: int, message: str) -> ManifestError:
         return origin.error(message, row=row, column=name)
 
@@ -378,6 +383,8 @@ def _column_of(array: Any, name: str, origin: RowOrigin, vocabulary: tuple[str, 
     if vocabulary is not None and not (of_text or listed):
         raise ConfigError(f"column {quoted(name)} holds {kind}; only text has classes", "classes")
     if listed:
+        if most is not None:
+            raise ConfigError("lists of classes are not padded; leave it out, or set kind: text", "max_length")
         return _class_lists(array, vocabulary, fail, empty_is_zero=null == "zero")
     if of_text:
         if vocabulary is None and name in origin.orders:
@@ -385,7 +392,7 @@ def _column_of(array: Any, name: str, origin: RowOrigin, vocabulary: tuple[str, 
             raise origin.error(message, column=name)
         return _classes_of_text(array, vocabulary, fail)
     if is_list(kind):
-        return _number_lists(array, origin, name, fail)
+        return _number_lists(array, origin, name, most, fail)
     return _numbers(array, origin, name, fail)
 
 
@@ -412,7 +419,7 @@ def _side_by_side(columns: Sequence[tuple[str, _Column]], origin: RowOrigin) -> 
 def _with_null_option(
     column: _Column, null: Null, origin: RowOrigin, name: str | None, *, several: bool = False
 ) -> Labels:
-    values, missing, classes = column
+    values, missing, classes, real = column
     if null == "zero" and not several:
         raise ConfigError("zero is for several classes per row; set ignore or drop", "null")
     if several and null == "ignore":
@@ -423,9 +430,9 @@ def _with_null_option(
     if not rows.size or null == "ignore":
         if rows.size and values.dtype.kind == "b":
             raise origin.error("null: bool has no value for ignore; set null: drop", row=int(rows[0]), column=name)
-        return Labels(values, classes)
+        return Labels(values, classes, real=real)
     if null == "drop":
-        return Labels(values, classes, rows)
+        return Labels(values, classes, rows, real=real)
     named = f" in {', '.join(origin.where(int(row)) for row in rows[:_NAMED])}" if len(rows) > 1 else ""
     named += f", … ({len(rows)} in all)" if len(rows) > _NAMED else ""
     ways = "null: zero if it has none of the classes, null: ignore" if several else "null: ignore"
@@ -483,25 +490,27 @@ def in_order(classes: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(names, key=(lambda name: (int(name), name)) if whole else None))
 
 
-def _number_lists(array: Any, origin: RowOrigin, name: str, fail: Fail) -> _Column:
-    rows, lists = np.flatnonzero(booleans_of(array.is_valid())), array.drop_null()
+def _number_lists(array: Any, origin: RowOrigin, name: str, most: int | None, fail: Fail) -> _Column:
+    lengths, missing = formats.list_lengths(array), np.array(booleans_of(array.is_null()))
+    rows = np.flatnonzero(~missing)
     if not rows.size:
         raise origin.error("no row has a value", column=name)
-    lengths = formats.list_lengths(lists)
-    length = int(lengths[0])
-    other = np.flatnonzero(lengths != length)
-    if other.size:
-        row, size = int(rows[other[0]]), int(lengths[other[0]])
-        longer = f"a list of {size}, but {origin.where(int(rows[0]))} has {length}"
-        raise fail(row, f"{longer}; make all lists equally long, or set kind: class if the numbers are classes")
-    if not length:
+    length = int(lengths[rows[0]])
+    if most is not None:
+        length, _ = padded_length(lengths, most, origin, name)
+    elif (other := rows[lengths[rows] != length]).size:
+        longer = f"a list of {lengths[other[0]]}, but {origin.where(int(rows[0]))} has {length}"
+        ways = f"or set max_length: {lengths.max()}, which pads them, or set kind: class if the numbers are classes"
+        raise fail(int(other[0]), f"{longer}; make all lists equally long, {ways}")
+    elif not length:
         raise fail(int(rows[0]), "an empty list; give at least one number")
-    inner = _numbers(lists.flatten(), origin, name, lambda place, message: fail(int(rows[place // length]), message))
-    values = np.full((len(array), length), _missing_value(inner.values.dtype), inner.values.dtype)
-    values[rows] = inner.values.reshape(-1, length)
-    missing = np.ones(len(array), np.bool_)
-    missing[rows] = inner.missing.reshape(-1, length).any(axis=1)
-    return _Column(values, missing)
+    owner, real = np.repeat(np.arange(len(array)), lengths), np.arange(length) < lengths[:, None]
+    inner = _numbers(array.flatten(), origin, name, lambda place, message: fail(int(owner[place]), message))
+    values = np.zeros((len(array), length), inner.values.dtype)
+    values[missing] = _missing_value(values.dtype)
+    values[real] = inner.values
+    missing[owner[inner.missing]] = True
+    return _Column(values, missing, (), None if most is None else real)
 
 
 def _missing_value(dtype: np.dtype[Any]) -> float:

@@ -431,8 +431,8 @@ class Table:
         """One value per row; the other arguments are as for `Column`.
 
         Whole numbers become int64; floats and bools keep their type; text becomes the number of its class. Lists of
-        numbers become vectors of one length; lists of text become 1 for each class in the list, else 0. Several columns
-        of numbers become the columns of one array.
+        numbers become vectors, padded to ``max_length``; lists of text become 1 for each class in the list, else 0.
+        Several columns of numbers become the columns of one array.
         """
         if kind == "text" and isinstance(name, str):
             texts = labels.parsed_text(self.array(name), name, self.origin, separator, kind=None)
@@ -451,7 +451,8 @@ class Table:
             if text and kind is None and classes is None and names is not name:
                 labels.check_notation(array, each, self.origin)
         vocabulary = None if classes is None else tuple(classes)
-        return labels.labels_of(columns, self.origin, classes=vocabulary, null=null, together=names is name)
+        together = names is name
+        return labels.labels_of(columns, self.origin, max_length, classes=vocabulary, null=null, together=together)
 
     def first(self, name: str, separator: str | None = None) -> Any:
         """The first value in a column, also inside a list or a cell with a separator; None if there is none."""

@@ -311,7 +311,10 @@ def test_bad_input_is_named(sources, options, message):
             r"'x' has shape \(5,\) in 'real' .*, but \(3,\) in 'sim'",
         ),
         ({"x": np.zeros((4, 3), "f4"), "y": np.arange(4)}, "'x' has dtype float32 in 'real'.*float64 in 'sim'"),
-        ({"z": np.zeros((4, 3)), "y": np.arange(4)}, "'real' .* has dicts of z, y, but .* x, y; .*fields={'real'"),
+        (
+            {"z": np.zeros((4, 3)), "y": np.arange(4)},
+            "'real' .* has dicts of z, y, but .* x, y; .*fields={NAME: {KEY: FIELD}} renames",
+        ),
     ],
 )
 def test_sources_with_other_fields_are_named(other, message):

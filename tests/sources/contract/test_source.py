@@ -1,5 +1,6 @@
 """`Source`: three members make a source; its samples by number, in loaders and in a DataLoader of torch."""
 
+import re
 from multiprocessing import resource_tracker
 
 import numpy as np
@@ -11,8 +12,17 @@ from support.sources.parted import numbered, parted
 from support.sources.squares import ROWS, Squares
 from torch.utils.data import DataLoader, TensorDataset
 
-from lit_async_data import AsyncLoader, ConcatSource, DatasetSource, HDF5Source, Source, SubsetSource, split
-from lit_async_data.errors import MissingError
+from lit_async_data import (
+    AsyncLoader,
+    ConcatSource,
+    DatasetSource,
+    HDF5Source,
+    MixtureSource,
+    Source,
+    SubsetSource,
+    split,
+)
+from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.sources.contract.source import Part, StorageLayout
 from lit_async_data.testing import ArraySource, check_contract
 
@@ -112,3 +122,54 @@ def test_a_file_that_is_in_two_of_the_sources_is_one_part():
     assert [part.name for part in places.parts] == ["a.h5", "b.h5", "c.h5"]
     assert places.which.tolist() == [1, 0, 2, 2, 0, 1]
     assert places.rows.tolist() == [5, 1, 0, 1, 2, 4]
+
+
+class Rebinds(Squares):
+    def read_into(self, samples, out):
+        super().read_into(samples, out)  # fills both arrays
+        out["y"] = samples**2
+
+
+class Misspells(Squares):
+    def read_into(self, samples, out):
+        out["X"] = samples
+
+
+class Returns(Squares):
+    def read_into(self, samples, out):
+        return {key: np.empty_like(array) for key, array in out.items()}
+
+
+class Draws(Rebinds):
+    chunks = StorageLayout(reading="python", random=True)
+
+
+UNFILLED = [
+    (Rebinds, "Rebinds: read_into replaced out['y']; fill the arrays that are in out: out['y'][...] = values"),
+    (Misspells, "Misspells: read_into added out['X']; fill the arrays that are in out: out['y'][...] = values"),
+    (Returns, "Returns: read_into returned a dict; fill the arrays that are in out: out['y'][...] = values"),
+    (Draws, "Draws: read_random replaced out['y']"),
+]
+
+
+@pytest.mark.parametrize(("kind", "said"), UNFILLED)
+def test_a_source_that_fills_no_array_is_an_error_and_no_batch_of_other_values(kind, said):
+    sources = [kind(), ConcatSource([SubsetSource(kind(), np.arange(9)), Squares()])]
+    sources.append(MixtureSource({"mine": (kind(), 0.5), "other": (Squares(), 0.5)}))
+    options = {"batch_size": 8, "workers": 0, "shuffle": False, "on_error": "skip"}
+    for source in sources:
+        with AsyncLoader(source, options) as loader, pytest.raises(ConfigError, match=re.escape(said)):
+            next(iter(loader))
+
+
+@pytest.mark.processes
+def test_a_source_that_fills_no_array_is_an_error_in_a_reader_process():
+    options = {"batch_size": 8, "shuffle": False, "worker_kind": "process", "workers": 1}
+    with AsyncLoader(Rebinds(), options) as loader, pytest.raises(ConfigError, match=re.escape(UNFILLED[0][1])):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize(("kind", "said"), UNFILLED[:-1])
+def test_a_sample_taken_by_number_is_filled_too(kind, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        kind()[3]

@@ -331,7 +331,5 @@ def test_a_column_keeps_its_values_over_files(h5):
     paths = [h5("a.h5", x=[1], id=np.array([large], "u8"), who=[b"u"]), h5("b.h5", x=[2], id=[-1], who=[7])]
     source = HDF5Source(paths, ["x"])
     assert source.column("id").tolist() == [large, -1]
-    with pytest.raises(
-        FormatError, match=r"'who' holds numbers in .*b\.h5, but text in .*a\.h5; store it as one type"
-    ):
+    with pytest.raises(FormatError, match=r"'who' holds numbers in .*b\.h5, but text in .*a\.h5; store it as one type"):
         source.column("who")

@@ -1,6 +1,7 @@
 """Several files or texts of a sample: values, padding, crops, errors."""
 
 import csv
+import json
 
 import numpy as np
 import pyarrow as pa
@@ -194,3 +195,52 @@ def test_texts_of_a_sample_are_numbers(separator, tmp_path):
     other = ManifestSource(pa.table({"t": [["a dodo", "an owl"], None]}), {"t": {**column, "null": "ignore"}})
     both = ConcatSource([source, other])
     assert both.spec.names("t", read(both, [0, 3, 4])["t"]).tolist() == [*texts[:1], ["a dodo", "an owl"], ["", ""]]
+
+
+BOXES = [[1.5, 2.0], [], [3.0, 4.0, 5.0], [6.0]]
+
+
+@pytest.mark.parametrize("kind", ["list", "csv", "json"])
+def test_lists_of_numbers_are_padded_to_max_length_where_it_is_set(kind, tmp_path):
+    table, column = pa.table({"b": BOXES, "k": [[int(v) for v in each] for each in BOXES]}), {}
+    if kind == "csv":
+        rows = [";".join(map(str, each)) + ";" for each in BOXES]  # a blank cell would be no value
+        rows = [f"{each},{each.replace('.0', '').replace('.5', '')}" for each in rows]
+        (tmp_path / "t.csv").write_text("\n".join(["b,k", *rows]))
+        table, column = tmp_path / "t.csv", {"separator": ";"}
+    elif kind == "json":
+        (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, table.to_pylist())))
+        table = tmp_path / "t.jsonl"
+    fields = {"b": {"name": "b", "max_length": 4, **column}, "k": {"name": "k", "max_length": 3, **column}}
+    fields["k"]["kind"] = "number"
+    source = ManifestSource(table, fields)
+    check_contract(source)
+    found = read(source, [3, 2, 1, 0])
+    assert found["b"].tolist() == [[6, 0, 0, 0], [3, 4, 5, 0], [0, 0, 0, 0], [1.5, 2, 0, 0]]
+    assert found["k"].tolist() == [[6, 0, 0], [3, 4, 5], [0, 0, 0], [1, 2, 0]]
+    assert found["b_mask"].sum(axis=1).tolist() == found["k_mask"].sum(axis=1).tolist() == [1, 3, 0, 2]
+    assert (source.spec["b"].shape, source.spec["k"].dtype) == ((4,), np.int64)
+    with pytest.raises(ManifestError, match=r"row 2, column 'b': a list of 3, more than max_length 2") as caught:
+        ManifestSource(table, {"b": {**fields["b"], "max_length": 2}})
+    assert caught.value.row == 2
+
+
+def test_a_row_without_a_list_of_numbers_is_no_list_of_zeros():
+    table = pa.table({"b": pa.array([[1.0], None, [2.0, None]]), "y": [0, 1, 2]})
+    column = {"name": "b", "max_length": 2}
+    with pytest.raises(ManifestError, match=r"row 1.*: no value in row 1, row 2"):
+        ManifestSource(table, {"b": column})
+    found = read(ManifestSource(table, {"b": {**column, "null": "ignore"}}), [0, 1, 2])
+    np.testing.assert_array_equal(found["b"], [[1, 0], [np.nan] * 2, [2, np.nan]])
+    assert found["b_mask"].tolist() == [[True, False], [False, False], [True, True]]
+    dropped = ManifestSource(table, {"b": {**column, "null": "drop"}, "y": "y"})
+    assert (len(dropped), read(dropped, [0])["b_mask"].tolist()) == (1, [[True, False]])
+
+
+def test_lists_of_numbers_of_other_lengths_say_how_to_pad_them_and_classes_are_not_padded():
+    with pytest.raises(ManifestError, match=r"row 1, .*a list of 0, but row 0 has 2; .* set max_length: 3, which pads"):
+        ManifestSource(pa.table({"b": BOXES}), {"b": "b"})
+    with pytest.raises(ConfigError, match=r"fields\.c\.max_length: lists of classes are not padded; leave it out"):
+        ManifestSource(pa.table({"c": [["a", "b"], ["a"]]}), {"c": {"name": "c", "max_length": 3}})
+    with pytest.raises(ConfigError, match=r"fields\.c\.max_length: each row has one value"):
+        ManifestSource(pa.table({"c": [1, 2]}), {"c": {"name": "c", "max_length": 3}})

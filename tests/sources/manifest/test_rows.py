@@ -42,7 +42,7 @@ def test_a_damaged_file_says_how_to_leave_it_out(id, folder):  # noqa: A002  # t
 @pytest.mark.parametrize(
     ("path", "hint"),
     [
-        ("sub\\1.npy", "backslashes"),
+        ("sub\\1.npy", "backslashes: write /"),
         (" 1.npy", "spaces around a name"),
         ("sub/1.npy ", "spaces around a name"),
         (unicodedata.normalize("NFD", "Bär/1.npy"), r"another Unicode form of a name: .*\.normalize\('NFC', path\)"),
@@ -77,6 +77,10 @@ def test_ids_become_paths_by_their_suffix(ids, folder):
         ManifestSource(table.slice(0, 1), {"x": {"name": "id", "kind": "image"}}, root=folder)
     with pytest.raises(ConfigError, match=r"fields\.x\.suffix: does not apply to labels"):
         ManifestSource(table, {"x": {**column, "kind": "class"}}, root=folder)
+    for option in ({"mode": "P"}, {"image_size": 8}, {"suffix": ".png"}):
+        name, way = next(iter(option)), "leave out classes, which makes the column a label, or this"
+        with pytest.raises(ConfigError, match=rf"fields\.x\.{name}: does not apply to labels; {way}"):
+            ManifestSource(table, {"x": {"name": "id", "classes": ["bg", "cell"], **option}}, root=folder)
     with pytest.raises(ConfigError, match=r"fields\.x\.suffix: 'png' begins without a dot; set suffix: \.png"):
         ManifestSource(table, {"x": {"name": "id", "suffix": "png"}}, root=folder)
     with pytest.raises(MissingError, match=r"/7\.jpg: no such file; .* '\S+/7\.png' exists, which ends in \.png; corr"):

@@ -1,6 +1,7 @@
 """Labels: one value per row; what people write for numbers never becomes classes unless they say so."""
 
 import datetime as dt
+import traceback
 
 import numpy as np
 import pyarrow as pa
@@ -9,6 +10,7 @@ from support.sources.oracle import read
 from support.sources.tables import held
 
 from lit_async_data import ManifestSource
+from lit_async_data.__main__ import main
 from lit_async_data.errors import AsyncDataError, ConfigError, ManifestError
 from lit_async_data.sources.table.formats import quoted
 from lit_async_data.sources.table.labels import no_classes, note_names
@@ -277,6 +279,20 @@ def test_numbers_and_booleans_in_disguise_are_refused_with_a_way_out(cells, tmp_
         assert caught.value.dataset == "y"
         assert field(table, kind="class").classes
         assert field(table, classes=sorted(set(cells))).classes == tuple(sorted(set(cells)))
+
+
+def test_no_message_and_no_report_has_the_signatures_of_addresses_in_cells(tmp_path, capsys):
+    table = tmp_path / "t.csv"
+    rows = [f"https://host/{row}.png?sig=SECRET{row}&e=1,{row % 2}" for row in range(6)]
+    table.write_text("\n".join(["photo,label", *rows]))
+    for options in ({}, {"kind": "image"}, {"kind": "number"}, {"separator": ";"}, {"kind": "class", "classes": ["a"]}):
+        with pytest.raises((ManifestError, ConfigError), match=r"https://host/\d\.png\?…") as caught:
+            ManifestSource(str(table), {"x": {"name": "photo", **options}})
+        assert "SECRET" not in "".join(traceback.format_exception(caught.value))
+    assert main(["inspect", str(table)]) in (0, 1)
+    said = capsys.readouterr()
+    assert "https://host/0.png?…" in said.out
+    assert "SECRET" not in said.out + said.err
 
 
 @pytest.mark.parametrize("cells", CLASSES, ids=" and ".join)
