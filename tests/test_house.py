@@ -40,20 +40,20 @@ MOST_LINES = 700
 LEAST_TESTED_LINES = 100
 # The most lines of each room.
 BUDGET = {
-    ".": 1560,
+    ".": 1570,
     "batch": 1020,
     "conf": 30,
     "engine": 1710,
     "engine/device": 1220,
     "engine/loader": 1850,
-    "engine/pipeline": 1110,
+    "engine/pipeline": 1100,
     "engine/prefetch": 1160,
     "engine/processes": 1260,
-    "lightning": 2320,
+    "lightning": 2330,
     "order": 1820,
     "sources": 860,
-    "sources/composed": 1320,
-    "sources/contract": 1180,
+    "sources/composed": 1310,
+    "sources/contract": 1190,
     "sources/files": 1540,
     "sources/hdf5": 1080,
     "sources/hdf5/index": 490,
@@ -62,8 +62,8 @@ BUDGET = {
     "sources/hdf5/schema": 2230,
     "sources/hdf5/storage": 1140,
     "sources/images": 970,
-    "sources/manifest": 1710,
-    "sources/table": 1840,
+    "sources/manifest": 1720,
+    "sources/table": 1850,
     "tools": 2190,
 }
 MOST_README_LINES = 15
