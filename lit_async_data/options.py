@@ -320,7 +320,8 @@ class LoaderOptions:
             what = "a list is one number per sample; multiply weights: class_weights(labels) * numbers, the first from "
             raise ConfigError(f"{what}lit_async_data.order.weights", "weights")
         elif not (given is None or isinstance(given, Balanced) or _is_key_or_numbers(given)):
-            what = f"{given!r} is neither Balanced(…), the key of a field nor a number for each sample"
+            what = f"{given!r} is neither the key of a field, {{balanced: KEY}} (in Python Balanced(KEY)) nor a number "
+            what += "for each sample"
             raise ConfigError(what, "weights")
         if not self.drawn and self.epoch_size is not None:
             what = "needs weights, which draw samples with replacement; for part of an epoch use the Trainer's "

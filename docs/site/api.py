@@ -72,7 +72,10 @@ CONFIGURED = (
         "sources.manifest.columns.Column",
         said="A field of `ManifestSource`; in a configuration, a mapping under `fields`.",
     ),
-    Configured("batch.transforms.Normalize", "data/manifest.yaml", "device_transform", "data.device_transform.NAME"),
+    Configured(
+        "batch.transforms.Normalize",
+        said="In a configuration, `data.device_transform={_target_: lit_async_data.Normalize, …}`.",
+    ),
 )
 # The unit of each option that may be a number; "" where it has none.
 UNITS = {
@@ -121,8 +124,6 @@ UNITS = {
     "std": "stored values",
     "axis": "",
 }
-# Options that no configuration has: a plus adds them on the command line.
-ADDED = {"dtype", "axis"}
 # Objects, or options that only a program needs.
 PYTHON_ONLY = {"storage", "force_resume", "draw", "loader"}
 
@@ -193,7 +194,7 @@ def options_of(configured: Configured, public: Any) -> str:
         is_number = re.search(r"\b(int|float|ArrayLike)\b", annotation)
         if is_number and name not in UNITS:
             sys.exit(f"docs/site/api.py: UNITS lacks {name} of {kind}")
-        if keys and name not in {*keys, *ADDED, *PYTHON_ONLY}:
+        if keys and name not in {*keys, *PYTHON_ONLY}:
             sys.exit(f"lit_async_data/conf/{configured.file}: no key for the option {name} of {kind}")
         about = [
             f"`{annotation}`",
@@ -205,7 +206,7 @@ def options_of(configured: Configured, public: Any) -> str:
         text.append(f"- Python: `{kind}({name}={'…' if default == 'None' else default})`")
         if keys and name not in PYTHON_ONLY:
             key = configured.key.replace("NAME", name)
-            text += typed(key, keys.get(name), added=name not in keys)
+            text += typed(key, keys[name])
         text.append("")
     return "\n".join(text) + "\n"
 
@@ -219,7 +220,7 @@ def spelled(public: Any, word: str) -> str:
     return value if value.startswith("Literal[") else word
 
 
-def typed(key: str, value: object, *, added: bool) -> list[str]:
+def typed(key: str, value: object) -> list[str]:
     """The lines that show an option in YAML and on the command line."""
     if decoded := re.fullmatch(r"\$\{oc\.decode:\"(.*)\"\}", str(value)):
         value = decoded[1]
@@ -227,7 +228,7 @@ def typed(key: str, value: object, *, added: bool) -> list[str]:
         value = "…"
     value = value if isinstance(value, str) else json.dumps(value)
     *path, last = key.split(".")
-    override = f"{'+' * added}{key}={value}"
+    override = f"{key}={value}"
     override = override if re.fullmatch(r"[\w.…-]+", value) else f"'{override}'"
     opened = "".join(f"{part}: {{ " for part in path)
     return [f"- YAML: `{opened}{last}: {value}{' }' * len(path)}`", f"- Command line: `{override}`"]

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from lit_async_data.batch.transforms import Normalize, ToFloat
+from lit_async_data.engine.hooks import Hook
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.resources import decoded_again, readable
 from lit_async_data.engine.stats import LEAST_S, LEAST_STEPS, Loader, LoaderStats, Verdict, Wait, Watch
@@ -176,11 +178,22 @@ def summary_lines(loader: AsyncLoader) -> list[str]:
     if schedule.shuffled or loader.order.decks.shuffle != "none":  # something depends on the seed
         drawing += f"seed {schedule.seed}, "
     return [
-        described(source, source.name, loader.spec),
+        described(source, source.name, loader.spec) + _on_device(loader),
         f"batch {most}{options.batch_size}{ranks}, {len(loader):,} steps, {drawing}shuffle {_shuffle(loader)}",
         f"{footprint.workers}{depth}: {footprint.budget}",
         *_network(source.chunks.remote),
     ]
+
+
+def _on_device(loader: AsyncLoader) -> str:
+    if (given := loader._recipe.device_transform) is None:
+        return ""
+    function: Any = Hook(given, "").function
+    line = f"; device_transform {getattr(function, '__qualname__', type(function).__name__)}"
+    if isinstance(function, ToFloat | Normalize):
+        fields = ", ".join(map(str, function.fields or list(loader.spec)[:1]))
+        line += f" makes {fields} {str(function.dtype).removeprefix('torch.')}"
+    return line
 
 
 def _network(remote: Remote | None) -> list[str]:

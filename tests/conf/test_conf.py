@@ -1,6 +1,7 @@
 """The groups of `lit_async_data.conf`, as projects of others use them: with nothing but Hydra's search path."""
 
 import dataclasses
+import inspect
 import os
 import re
 import shutil
@@ -10,13 +11,15 @@ import h5py
 import hydra
 import numpy as np
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 from PIL import Image
 
 import lit_async_data.conf
-from lit_async_data import ConfigError, LoaderOptions
+from lit_async_data import ConfigError, LoaderOptions, ManifestSource
+from lit_async_data.sources.images.formats import ImageOptions
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(*lit_async_data.conf.__path__)
@@ -105,6 +108,51 @@ def test_one_setting_normalises_by_the_statistics_of_training(foreign, table, ch
     dm = hydra.utils.instantiate(foreign(f"data={choice}", *GIVEN[choice], "data.statistics=train").data)
     with pytest.raises(ConfigError, match="'x' has only one value"):  # these images are black
         dm.train_dataloader()
+
+
+@pytest.mark.parametrize("choice", sorted(GIVEN))
+def test_batches_have_the_values_as_they_are_stored(foreign, table, choice):
+    """A device_transform is the choice of the project; it may be typed, and the line before training names it."""
+    dm = hydra.utils.instantiate(foreign(f"data={choice}", *GIVEN[choice]).data)
+    assert dm.train_dataloader().next()["x"].dtype == torch.uint8
+    assert "device_transform" not in dm.describe()
+    dm.close()
+    for typed, dtype in {
+        "+data.device_transform._target_=lit_async_data.ToFloat": "ToFloat makes x float32",
+        "data.device_transform={_target_: lit_async_data.Normalize, scale: type, dtype: float16}": (
+            "Normalize makes x float16"
+        ),
+    }.items():
+        dm = hydra.utils.instantiate(foreign(f"data={choice}", *GIVEN[choice], typed).data)
+        (line,) = [line for line in dm.describe().split("\n") if line.startswith("train")]
+        assert line.endswith(f"; device_transform {dtype}")
+        assert str(dm.train_dataloader().next()["x"].dtype) == f"torch.{dtype.split()[-1]}"
+        dm.close()
+
+
+def test_an_option_has_the_default_of_python():
+    for path in sorted((PACKAGE / "data").glob("*.yaml")):
+        for where, section in sections(OmegaConf.to_container(OmegaConf.load(path))):
+            made = [hydra.utils.get_method(section["_target_"])]
+            made = [ImageOptions, ManifestSource, *made] if "ManifestSource" in section["_target_"] else made
+            parameters = {name: each for one in made for name, each in inspect.signature(one).parameters.items()}
+            for name in section.keys() & parameters.keys():
+                asked = section[name] == "???" or str(section[name]).startswith("${") or isinstance(section[name], dict)
+                assert asked or section[name] == python_default(parameters[name]), f"{path.name}: {where}.{name}"
+
+
+def sections(config, where="data"):
+    """Each mapping of a configuration that builds an object, with its place."""
+    if isinstance(config, dict):
+        if "_target_" in config:
+            yield where, config
+        for name, each in config.items():
+            yield from sections(each, f"{where}.{name}")
+
+
+def python_default(parameter):
+    default = parameter.default
+    return list(default) if isinstance(default, tuple) else default
 
 
 def test_a_stage_takes_the_settings_of_training(foreign, files):

@@ -1,5 +1,6 @@
 """What training shows: lines before it, how full the queues are, and how long it waited."""
 
+import contextlib
 import io
 import logging
 import pathlib
@@ -8,6 +9,7 @@ import re
 import h5py
 import numpy as np
 import pytest
+import torch
 from support.device.training_loop import pretend
 from support.lightning.datamodules import source as small
 from support.lightning.trainer import (
@@ -296,6 +298,30 @@ def test_the_callback_logs_what_the_device_waited_per_step_and_per_epoch(caplog,
 
 
 # -- the lines that describe a loader before training ----------------------------------------------------------------
+
+
+def test_a_transform_on_the_device_is_named():
+    transforms = {"halved": halved, "Halved": Halved(), "Sequential": torch.nn.Sequential(torch.nn.Flatten())}
+    for name, transform in transforms.items():
+        with lad.AsyncLoader(small(8), {"batch_size": 4}, device_transform=transform) as loader:
+            assert summary_lines(loader)[0].endswith(f": x float32 (3,); device_transform {name}")
+    dm = lad.AsyncDataModule(
+        train=small(8), val=small(8), loader={"batch_size": 4}, device_transform={"train": lad.Normalize(0.5, 2)}
+    )
+    with contextlib.closing(dm):
+        assert [line.rpartition("; ")[2] for line in dm.describe().split("\n") if " samples " in line] == [
+            "device_transform Normalize makes x float32",
+            dm.describe(["val"]).split("\n")[0],
+        ]
+
+
+def halved(batch):
+    return {"x": batch["x"] / 2}
+
+
+class Halved:
+    def __call__(self, batch):
+        return halved(batch)
 
 
 def test_what_will_happen_is_said_for_every_rank():

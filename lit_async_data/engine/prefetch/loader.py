@@ -186,7 +186,11 @@ class PrefetchedLoader(BaseLoader):
         self.dealt_order = self.resumed_order = None
 
     def __len__(self) -> int:
-        return len(self.loader)  # type: ignore[arg-type]
+        try:
+            return len(self.loader)  # type: ignore[arg-type]
+        except Exception as error:
+            # As from an object without a length, so that `list` and tqdm go on: a CombinedLoader has one after `iter`.
+            raise TypeError(str(error)) from error
 
     def __bool__(self) -> bool:
         return bool(self.loader)

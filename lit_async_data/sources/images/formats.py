@@ -214,10 +214,13 @@ def whole_pixels(left: float, upper: float, right: float, lower: float) -> Box:
 
 
 def _padded(height: int, width: int, target: tuple[int, int]) -> Crop:
+    """As ImageOps.pad of Pillow; an image becomes at least one pixel wide and high."""
     tall, wide = target
-    scale = min(tall / height, wide / width)
-    size = min(max(round(height * scale), 1), tall), min(max(round(width * scale), 1), wide)
-    return Crop((0, 0, width, height), size, ((tall - size[0]) // 2, (wide - size[1]) // 2))
+    if width / height > wide / tall:
+        size = max(round(height / width * wide), 1), wide
+    else:
+        size = tall, max(round(width / height * tall), 1)
+    return Crop((0, 0, width, height), size, (round((tall - size[0]) / 2), round((wide - size[1]) / 2)))
 
 
 def _random_box(shape: ImageShape, height: int, width: int, draw: Sequence[int]) -> Box:
@@ -289,8 +292,10 @@ def format_of(data: bytes, where: str) -> Format:
     if what := mistaken(data[:HEAD_BYTES]):
         raise FormatError(f"{where}: is {what}")
     *names, last = (each.name for each in FORMATS)
-    what = f"begins with {data[:8]!r}, which is not a {', '.join(names)} or {last}; convert it, or leave it out"
-    raise FormatError(f"{where}: {what}")
+    what = (
+        f"begins with {data[:8]!r}, which is not a {', '.join(names)} or {last}; convert it, or leave it out by exclude"
+    )
+    raise FormatError(f"{where}: {what}: python -m lit_async_data inspect --check-all lists all such files")
 
 
 def _opened(data: bytes, plugin: str) -> Any:

@@ -363,8 +363,8 @@ _BLOCK = 2**18  # most paths that are Python strings at a time
 class Paths:
     """The files of a column: one in each row, or a list of files.
 
-    ``lengths`` is the number of files in each row, None if each row has one; ``embedded`` their bytes, if the table
-    holds these.
+    ``lengths`` is the number of files in each row, −1 without a list, None if each row has one; ``embedded`` their
+    bytes, if the table holds these. A row without a value has one file without a path, so that reading it is an error.
     """
 
     def __init__(self, rows: Rows, column: Column, root: RootDirectory) -> None:
@@ -378,16 +378,19 @@ class Paths:
         texts = array.flatten() if is_list(array.type) else array
         texts = texts if column.suffix is None else formats.with_suffix(texts, column.suffix)
         if is_list(array.type):
-            self.lengths = formats.list_lengths(array)
-            self._lists = formats.lists_of(texts.fill_null(""), self.lengths, None)  # "" is an error of its sample
-            firsts = arrow().array(np.cumsum(self.lengths) - self.lengths, mask=self.lengths == 0)
+            missing, lengths = array.is_null(), formats.list_lengths(array)
+            self.lengths = np.where(formats.booleans_of(missing), -1, lengths)
+            self._lists = formats.lists_of(texts.fill_null(""), lengths, missing)
+            firsts = arrow().array(np.cumsum(lengths) - lengths, mask=lengths == 0)
             texts = self._lists.values.take(firsts).fill_null("")
+        elif texts.null_count:
+            texts = texts.cast(arrow().large_string()).fill_null("")
         self._table = Table({self.column: texts}, rows.table.origin)  # the first path of each row, "" without any
 
     def of(self, samples: Indices) -> list[list[str]]:
         """The absolute paths of each sample, without access to files; for embedded files, names for messages."""
         if self.embedded is not None:
-            counts = [1] * len(samples) if self.lengths is None else self.lengths[samples].tolist()
+            counts = [1] * len(samples) if self.lengths is None else np.abs(self.lengths[samples]).tolist()
             return [[self._name(item) for item in range(count)] for count in counts]
         texts = self.texts(samples)
         try:
@@ -400,7 +403,8 @@ class Paths:
         """The paths of each sample, as the table has them."""
         if self._lists is None:
             return [[text] for text in self._table.text(self.column, samples)]
-        return list(self._lists.take(formats.arrow_integers(samples)).to_pylist())
+        lists = self._lists.take(formats.arrow_integers(samples)).to_pylist()
+        return [[""] if each is None else each for each in lists]
 
     def named(self, samples: Indices) -> list[str | None]:
         """The first path of each sample, absolute; a path that the source refuses, as the table has it."""
@@ -411,9 +415,15 @@ class Paths:
 
     def _path_of(self, text: str, sample: int, item: int = 0) -> str:
         try:
+            if not text:
+                raise ManifestError(f"no path; give one{self.or_drop(sample)}")
             return self.root.path_of(text)
         except SourceError as error:
             raise self.failed(error, sample, text, item) from None
+
+    def or_drop(self, sample: int) -> str:
+        """The advice to drop a row without a value; empty if only an item of a list has none."""
+        return ", or set null: drop" if self.lengths is None or self.lengths[sample] < 0 else ""
 
     def failed(self, error: AsyncDataError, sample: int, path: str, item: int = 0) -> AsyncDataError:
         """The error with the row, and with a filter that leaves a damaged file out."""
@@ -422,7 +432,7 @@ class Paths:
             value = self.rows.table.array(name)[sample].as_py()
             left_out = f"filters=[[{name!r}, 'not in', [{value!r}]]]"
             hint = f"; or leave it out: {left_out}; python -m lit_async_data inspect --check-all lists all such files"
-        where = f"{self._name(item)}: " if listed and self.embedded is None else ""
+        where = f"{self._name(item)}: " if self.embedded is None and (listed or not path) else ""
         return self.rows.with_row(error, sample, path if self.embedded is None else None, hint, where)
 
     def distinct(self) -> tuple[Indices, list[str]]:

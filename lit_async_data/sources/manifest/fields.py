@@ -175,7 +175,7 @@ class FileField:
         self.length, masked = None, False
         if paths.lengths is not None:
             self.length, masked = padded_length(paths.lengths, column.max_length, paths.rows.table.origin, paths.column)
-        filled: Any = range(len(paths.rows)) if paths.lengths is None else np.flatnonzero(paths.lengths)
+        filled: Any = range(len(paths.rows)) if paths.lengths is None else np.flatnonzero(paths.lengths > 0)
         self.decoder = first_good(len(filled), attempt)
         self.spec = spec = self.decoder.spec
         if self.length is not None:
@@ -221,12 +221,14 @@ class FileField:
             return self._prefetcher.read(path)
         data, named = self.embedded.file(sample, item)
         if data is None:
-            raise FormatError(f"{path}: {_no_bytes(named)}; write them into it")
+            what = "no bytes" + (f", only the path {quoted(named)} of a file that is not in the table" if named else "")
+            raise FormatError(f"{path}: {what}; write them into it{self.paths.or_drop(sample)}")
         return data
 
     def fetch(self, samples: Indices) -> bool:
         if self.embedded is None and self._prefetcher.wanted:
-            self._prefetcher.fetch(map(self.paths.root.named, itertools.chain(*self.paths.texts(samples))))
+            texts = filter(None, itertools.chain(*self.paths.texts(samples)))
+            self._prefetcher.fetch(map(self.paths.root.named, texts))
             return True
         return False
 
@@ -235,6 +237,7 @@ class Fields:
     """Fields by batch key: ``labels``, ``files``, and ``hdf5``, where fields with the same columns are together.
 
     ``rows`` are the samples; ``excluded`` are the numbers of rows that ``exclude`` has left out, counted before that.
+    ``left_out`` tells the rows that ``null="drop"`` has left out; empty if there are none.
     """
 
     def __init__(
@@ -252,16 +255,18 @@ class Fields:
         files = {key: columns[key] for key, kind in kinds.items() if kind in FILES}
         hdf5 = {key: column for key, column in files.items() if kinds[key] == "hdf5"}
         inline = {key: column for key, column in columns.items() if key not in files}
-        dropping = [column for column in columns.values() if column.null == "drop"]
+        count, dropping = len(table), [column for column in columns.values() if column.null == "drop"]
         dropped = [table.missing(name, column.separator) for column in dropping for name in column.names]
         table = _without(table, reader, dropped)
         table = with_hdf5_columns(hdf5, table, reader)
         table = _without(table, reader, [table.missing(each.row) for each in hdf5.values() if each.null == "drop"])
         if id is not None:
             table = table.with_ids(id)
-        for key, column in files.items():
+        for key, column in hdf5.items():
             _check_paths(key, column, table)
         table, self.labels = _labels(inline, table, reader)
+        line = f"null: drop leaves out {count - len(table):,} of {count:,} rows, and sample numbers count the rest"
+        self.left_out = line if len(table) < count else ""
         self.excluded = np.empty(0, np.int64)
         if exclude is not None:
             rows = Rows(table, id)
@@ -377,18 +382,12 @@ class Fields:
 
 
 def _check_paths(key: str, column: Column, table: Table) -> None:
-    array, missing = table.array(column.names[0]), table.missing(column.names[0], column.separator)
+    """Refuse rows without a path of an HDF5 file, since these files are opened now."""
+    missing = table.missing(column.names[0])
     if missing.size:
         more = f", and none in {missing.size - 1} other rows" if missing.size > 1 else ""
-        row, what, advice = int(missing[0]), "no path", "give one"
-        if isinstance(array, EmbeddedFiles):
-            what, advice = _no_bytes(array.file(row)[1]), "write them into it"
-        message = f"{what}{more}; {advice}, or set null: drop in fields.{key}"
-        raise table.origin.error(message, row=row, column=column.names[0])
-
-
-def _no_bytes(path: str | None) -> str:
-    return "no bytes" + (f", only the path {quoted(path)} of a file that is not in the table" if path else "")
+        message = f"no path{more}; give one, or set null: drop in fields.{key}"
+        raise table.origin.error(message, row=int(missing[0]), column=column.names[0])
 
 
 def _without(table: Table, reader: TableReader, dropped: Sequence[Indices]) -> Table:

@@ -402,7 +402,8 @@ class ManifestSource(Source):
             root.files.whole_files = len(self) * len(files)
             remote = contract.Remote.joined([remote, contract.Remote(0, len(self), root.files.options["cache"])])
         reading = contract.slowest(readings)
-        return dataclasses.replace(largest, reading=reading, random=crops, ahead=ahead, remote=remote)
+        layout = dataclasses.replace(largest, reading=reading, random=crops, ahead=ahead, remote=remote)
+        return dataclasses.replace(layout, left_out=self._fields.left_out)
 
     def layout(self) -> contract.StorageLayout:
         """As `chunks`; without HDF5 files, the files of one folder form chunks."""

@@ -366,7 +366,7 @@ def padded_length(lengths: Indices, most: int | None, origin: RowOrigin, name: s
         row = int(np.argmax(lengths > most))
         what = f"a list of {lengths[row]}, more than max_length {most}; the longest has {longest}: raise it to that"
         raise origin.error(what, row=row, column=name)
-    return most or longest, most is not None or bool((lengths < longest).any())
+    return most or longest, most is not None or bool(((lengths >= 0) & (lengths < longest)).any())
 
 
 def _column_of(
@@ -455,7 +455,10 @@ def _numbers(array: Any, origin: RowOrigin, name: str, fail: Fail) -> _Column:
         values = np.array(formats.values_of(array))
         values[missing] = np.nan
     else:
-        raise origin.error(f"holds {kind}, which cannot be a label; give numbers, text or lists of them", column=name)
+        ways = "give numbers, text or lists of them"
+        if types.is_temporal(kind):
+            ways = f"leave it out of fields: source.column({name!r}) gives its values"
+        raise origin.error(f"holds {kind}, which cannot be a label; {ways}", column=name)
     return _Column(np.require(values, requirements=["C", "W"]), missing)
 
 

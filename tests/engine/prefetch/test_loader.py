@@ -7,9 +7,11 @@ import threading
 import numpy as np
 import pytest
 import torch
+import tqdm
+from pytorch_lightning.utilities import CombinedLoader
 from support.threads.noted_loaders import Loader, Stream, listed, numbers, read_ahead, reader, shut_down, steps
 from support.threads.waits import LONG, until
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import prefetched
@@ -77,6 +79,28 @@ def test_the_length_is_that_of_the_loader():
     for unsized in iter(numbers()), DataLoader(Stream(), batch_size=2), Yielding():
         with pytest.raises(TypeError):
             len(prefetched(unsized))
+
+
+class NoLengthYet(IterableDataset):
+    def __init__(self, error):
+        self.error = error
+
+    def __iter__(self):
+        return iter(range(5))
+
+    def __len__(self):
+        raise self.error("no length")
+
+
+@pytest.mark.parametrize("taken", [list, tuple, tqdm.tqdm, enumerate, zip])
+def test_what_asks_for_a_length_does_without(taken):
+    combined = CombinedLoader({"a": DataLoader(range(4)), "b": DataLoader(range(3))}, "max_size_cycle")
+    with prefetched(combined, device="cpu") as batches:
+        assert len(list(taken(batches))) == 4
+        assert len(batches) == 4  # it has one after `iter`
+    for error in (NotImplementedError, RuntimeError, OverflowError):
+        assert len(list(taken(prefetched(DataLoader(NoLengthYet(error), 2), device="cpu")))) == 3
+    assert len(list(taken(prefetched(iter(range(3)), device="cpu")))) == 3
 
 
 def test_batches_of_an_evaluation_may_be_trained_on_later(anywhere):

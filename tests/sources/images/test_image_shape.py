@@ -6,8 +6,9 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from PIL import Image, ImageOps
 from support.files.pictures import draw_of
 
 from lit_async_data.errors import ConfigError
@@ -59,6 +60,15 @@ def check(shape, height, width, key):
         assert all(abs(2 * corner + side - all_) <= 1 for corner, side, all_ in zip(crop.corner, crop.size, target))
     if resize == "random_crop" and key is not None:
         assert all(isinstance(edge, int) for edge in crop.box)
+
+
+@given(*[st.integers(1, 300)] * 4)
+def test_padding_is_that_of_pillow(height, width, tall, wide):
+    crop = crop_of(ImageShape(image_size=(tall, wide), resize="pad"), height, width, (tall, wide), None)
+    assume(round(height / width * wide) and round(width / height * tall))  # Pillow refuses images without pixels
+    white = np.asarray(ImageOps.pad(Image.new("L", (width, height), 255), (wide, tall), color=0))
+    rows, columns = map(np.flatnonzero, (white.any(1), white.any(0)))
+    assert (crop.corner, crop.size) == ((rows[0], columns[0]), (len(rows), len(columns)))
 
 
 def torchvisions(height, width, scale, ratio, rng):

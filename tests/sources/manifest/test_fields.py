@@ -6,10 +6,11 @@ import pickle
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pytest
 import torch
 from PIL import Image
-from support.sources.manifests import COLUMNS, FIELDS, IDS, given, labels, of_paths
+from support.sources.manifests import COLUMNS, IDS, given, labels, of_paths
 from support.sources.oracle import read
 
 from lit_async_data import (
@@ -298,12 +299,30 @@ def test_null_drop_of_every_row_is_an_error():
 
 
 def test_a_path_that_is_missing_can_be_dropped(folder):
-    table = given(path=[None, *COLUMNS["path"][1:]])
-    with pytest.raises(ManifestError, match="row 0") as caught:
-        ManifestSource(table, FIELDS, id="id", root=folder)
-    assert "000" in str(caught.value)
-    source = ManifestSource(table, {"x": {"name": "path", "null": "drop"}}, root=folder)
+    source = ManifestSource(
+        given(path=[None, *COLUMNS["path"][1:]]), {"x": {"name": "path", "null": "drop"}}, root=folder
+    )
     assert read(source, np.arange(11))["x"][:, 0, 0].tolist() == list(range(1, 12))
+    assert source.chunks.left_out == "null: drop leaves out 1 of 12 rows, and sample numbers count the rest"
+
+
+@pytest.mark.parametrize("kind", ["text", "categories", "numbers", "CSV"])
+def test_a_path_that_is_missing_is_a_bad_sample(kind, folder, tmp_path):
+    paths, column = pa.array([None if number == 5 else f"{number}.npy" for number in range(12)]), {"name": "path"}
+    if kind == "numbers":
+        paths, column = pa.array([None if number == 5 else number for number in range(12)]), column | {"suffix": ".npy"}
+    table = given(path=paths.dictionary_encode() if kind == "categories" else paths)
+    if kind == "CSV":
+        pyarrow.csv.write_csv(table.select(["id", "path"]), tmp_path / "t.csv")
+        table = tmp_path / "t.csv"
+    source = ManifestSource(table, {"x": column}, id="id", root=folder / "a")
+    with pytest.raises(ManifestError, match=r"id '005': column 'path': no path; give one, or set null: drop$") as found:
+        read(source, [5])
+    assert (found.value.row, found.value.sample_id) == (5, 5)
+    with AsyncLoader(source, {"batch_size": 4, "on_error": "skip", "max_bad": 1}) as loader:
+        assert sum(len(batch["x"]) for batch in loader) == 11
+        assert loader.state_dict()["bad_samples"] == [5]
+    assert [place.path is None for place in source.locate([4, 5])] == [False, True]
 
 
 NOTE = "for captions or ids, set kind: text; for paths of files, kind: image or kind: npy, and suffix if they lack an "

@@ -126,7 +126,7 @@ def test_an_error_names_the_place_in_the_list_and_the_sample_can_be_left_out(kin
     ("kind", "lists", "error", "message"),
     [
         ("paths", [["0.png"], ["1.png", "gone.png"]], MissingError, r"row 1 .*'x'\[1\]: \S*gone.png: no such file"),
-        ("paths", [["0.png"], [None, "1.png"]], ManifestError, r"row 1 .*'x'\[0\]: '': not a path"),
+        ("paths", [["0.png"], [None, "1.png"]], ManifestError, r"row 1 .*'x'\[0\]: no path; give one$"),
         ("paths", [["0.png"], ["../1.png", "2.png"]], ManifestError, r"row 1 .*'x'\[0\]: \S+: leaves root"),
         ("paths", [["0.png"], ["1.png", "../2.png"]], ManifestError, r"row 1 .*'x'\[1\]: \S+: leaves root"),
         ("records", [["0.png"], ["1.png", None]], FormatError, r"row 1 .*'x'\[1\]: no bytes, only the path 'y'"),
@@ -157,8 +157,10 @@ def test_a_file_that_is_not_there_is_an_error_of_its_sample(kind, lists, error, 
 )
 def test_rows_without_a_list_and_what_else_goes_by_the_first_image(cells, options, folder):
     table, column = pa.table({"x": cells}), {"name": "x", **options}
-    with pytest.raises(ManifestError, match=r"row 1, .*no path; give one, or set null: drop"):
-        ManifestSource(table, {"x": column}, image_size=8)
+    whole = ManifestSource(table, {"x": column}, image_size=8)
+    assert read(whole, [2, 0])["x_mask"].tolist() == [[False, False], [True, False]]
+    with pytest.raises(ManifestError, match=r"row 1 of .*: column 'x'\[0\]: no path; give one, or set null: drop$"):
+        read(whole, [1])
     source = ManifestSource(table, {"x": {**column, "null": "drop"}}, image_size=8)
     assert [place.path and place.path[-5:] for place in source.locate([0, 1, 2])] == ["0.png", None, "1.png"]
     assert source.grouped_by_path(lambda path: path)[1] == ["0.png", ".", "1.png"]

@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 from support.sources.oracle import read
 
-from lit_async_data import AsyncLoader, ConcatSource, ManifestSource, split
-from lit_async_data.errors import ChangedError, ConfigError, CorruptError, ManifestError, MissingError
+from lit_async_data import AsyncLoader, ConcatSource, ManifestSource, SubsetSource, split
+from lit_async_data.errors import ChangedError, ConfigError, CorruptError, FormatError, ManifestError, MissingError
 from lit_async_data.sources.table.embedded import ParquetGroups
 from lit_async_data.testing import check_contract
 
@@ -202,10 +202,32 @@ def test_rows_without_bytes(statistics, place, paths, tmp_path):
     made = table(files=[None if n in (4, 9) else png(n) for n in range(COUNT)])
     pq.write_table(made, tmp_path / "t.parquet", row_group_size=7, write_statistics=statistics)
     given = made if place == "memory" else tmp_path / "t.parquet"
-    with pytest.raises(ManifestError, match=r"row 4, .*no bytes, only the path '4.png'.*1 other row.*null: drop"):
-        ManifestSource(given, FIELDS)
+    rest, whole = [n for n in range(COUNT) if n not in (4, 9)], ManifestSource(given, FIELDS, id="id")
+    with pytest.raises(
+        FormatError, match=r"id '004': column 'image': no bytes, only the path '4.png'.*or set null: drop"
+    ):
+        read(whole, [4])
+    assert_equal(SubsetSource(whole, rest), paths, rest)
+    with AsyncLoader(whole, {"batch_size": 8, "on_error": "skip", "max_bad": 2}) as loader:
+        assert sum(len(batch["x"]) for batch in loader) == COUNT - 2
+        assert loader.state_dict()["bad_samples"] == [4, 9]
     fields = {"x": {"name": "image", "null": "drop"}, "y": "label"}
-    assert_equal(ManifestSource(given, fields), paths, [n for n in range(COUNT) if n not in (4, 9)])
+    assert_equal(ManifestSource(given, fields), paths, rest)
+
+
+@pytest.mark.parametrize("kind", ["bytes of lists", "records of lists"])
+def test_a_row_without_a_list_of_bytes_is_a_bad_sample(kind):
+    lists = [[png(0), png(1)], None, [png(2), png(3)]]
+    if kind == "records of lists":
+        lists = [each and [{"bytes": data, "path": ""} for data in each] for each in lists]
+    of = pa.list_(STRUCT if kind == "records of lists" else pa.binary())
+    source = ManifestSource(pa.table({"x": pa.array(lists, of)}), {"x": "x"})
+    assert list(source.spec) == ["x"]  # all lists are as long
+    assert read(source, [2, 0])["x"].shape == (2, 2, 3, 12, 10)
+    with pytest.raises(
+        FormatError, match=r"row 1 .*: column 'x'\[0\]: no bytes; write them into it, or set null: drop"
+    ):
+        read(source, [1])
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -109,9 +109,10 @@ def test_vectors_of_whole_numbers_and_bools():
         (pa.nulls(2), "no row has a value"),
         (pa.array([[1], None, [2**63]], pa.list_(pa.uint64())), f"row 2, column 'y': {2**63} does not fit"),
         ([[[1]], [[2]]], "column 'y': holds list"),
-        ([dt.date(2020, 1, 1)], "column 'y': holds date32"),
-        ([dt.datetime(2020, 1, 1, tzinfo=dt.UTC)], "column 'y': holds timestamp"),
-        ([{"a": 1}], "column 'y': holds struct"),
+        ([dt.date(2020, 1, 1)], r"column 'y': holds date32.*: source\.column\('y'\) gives its values"),
+        ([dt.datetime(2020, 1, 1, tzinfo=dt.UTC)], r"column 'y': holds timestamp.*source\.column\('y'\)"),
+        ([dt.timedelta(1)], r"column 'y': holds duration.*source\.column\('y'\)"),
+        ([{"a": 1}], "column 'y': holds struct.*; give numbers, text or lists"),
         ([b"x"], "column 'y': holds binary"),
     ],
 )
