@@ -47,9 +47,9 @@ BUDGET = {
     "engine/device": 1220,
     "engine/loader": 1850,
     "engine/pipeline": 1100,
-    "engine/prefetch": 1160,
+    "engine/prefetch": 1170,
     "engine/processes": 1260,
-    "lightning": 2330,
+    "lightning": 2350,
     "order": 1820,
     "sources": 860,
     "sources/composed": 1310,
@@ -62,8 +62,8 @@ BUDGET = {
     "sources/hdf5/schema": 2230,
     "sources/hdf5/storage": 1140,
     "sources/images": 970,
-    "sources/manifest": 1720,
-    "sources/table": 1850,
+    "sources/manifest": 1730,
+    "sources/table": 1860,
     "tools": 2190,
 }
 MOST_README_LINES = 15
