@@ -102,6 +102,8 @@ def test_an_option_of_torch_points_to_ours_and_a_misspelt_one_to_the_near_one_or
             "prefetch_factor: no such option; give it to the loader that is wrapp",
         ),
         (lad.DevicePrefetcher, {"device_transform": abs}, "no such option; give it to AsyncDataModule or AsyncLoader"),
+        (lad.MixtureSource, {"shares": [0.7, 0.3]}, "shares: no such option; give pairs: {"),
+        (lad.MixtureSource, {"probabilities": [0.7]}, "probabilities: no such option; give pairs: {"),
         (lad.SubsetSource, {"indices": [1]}, "indices: no such option; write samples="),
         (lad.DatasetSource, {"workers": 1}, "a loader does this, not a source: give LoaderOptions(workers=…)"),
         (read, {"row": 1}, "row: no such option; did you mean rows?"),

@@ -93,6 +93,8 @@ def not_local(path: str) -> str:
     """Why a path cannot name a file of this machine; empty if it can."""
     if os.name != "nt" and _WINDOWS.match(path):
         return "a path of Windows; give the path that leads there on this system, such as /mnt/c/…, or paths below root"
+    if path.startswith("file:") and not os.path.lexists(path):
+        return "no address of a file; write file:///… with the absolute path, or the path alone"
     if found := _ADDRESS.match(path):
         both = found[0].endswith("//")
         cure = "give a path of this machine" if both else "write s3://… with both slashes, as text and no pathlib.Path"
@@ -122,9 +124,10 @@ _MISTAKEN = {
     rb"%PDF": "a PDF; convert its pages to images",
     rb"(?i)\s*(<\?xml[^>]*>\s*)?<svg": "an SVG drawing; convert it to PNG",
     rb"\x89HDF\r\n": "an HDF5 file; read it by HDF5Source, or in a table by kind: hdf5",
-    rb"\x93NUMPY": "a .npy array; read it by kind: npy",
+    rb"\x93NUMPY": "a .npy array; name it in a table for ManifestSource, by kind: npy",
     rb"PAR1": "a Parquet table; give it to ManifestSource",
 }
+SEPARATORS = "; folders are separated by / here"  # after the path of a missing file that has backslashes
 HEAD_BYTES = 400  # that `mistaken` needs
 
 
@@ -204,7 +207,7 @@ def files_matching(pattern: str) -> list[str]:
     files = sorted((path for path in found if not os.path.isdir(path)), key=natural)
     if not files:
         what = f"matches folders only; for the files in them write {pattern}/*" if found else "matches no file"
-        raise MissingError(f"{pattern}: {what}; check the pattern", file=pattern)
+        raise MissingError(f"{pattern}: {what}; check the pattern{SEPARATORS * (chr(92) in pattern)}", file=pattern)
     return files
 
 

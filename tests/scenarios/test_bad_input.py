@@ -232,8 +232,20 @@ def test_a_field_without_an_axis_of_samples_is_not_pointed_to_a_layout(h5):
 
 
 def test_lengths_that_differ_by_a_wrong_layout_point_to_it(file):
-    said = ["data has 8", "labels has 10", "on axis 0? Then write layout={'data': 'NHWD'}. Else"]
+    said = ["data has 8", "labels has 10", "on axis 0? Then write layout={'data': 'NHWC'}. Else"]
     refused(FormatError, said, lambda: HDF5Source(file, layout="HNWC"))
+
+
+def test_images_of_matlab_are_pointed_to_a_layout_with_channels(h5):
+    path = h5(data=np.zeros((3, 8, 6, 10), "u1"), labels=np.arange(10))
+    refused(
+        FormatError,
+        ["on axis 3? Then write layout={'x': 'CHWN'}"],
+        lambda: HDF5Source(path, {"x": "data", "y": "labels"}),
+    )
+    source = HDF5Source(path, {"x": "data", "y": "labels"}, layout={"x": "CHWN"})
+    assert source.spec["x"].shape == (3, 8, 6)
+    source.close()
 
 
 def test_labels_as_matlab_stores_them_are_pointed_to_their_column(h5):

@@ -140,7 +140,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.owner.accepted is not None and (given is None or given[1] not in self.owner.accepted):
             self._answer(403, b"<Error><Code>AccessDenied</Code></Error>", {"X-Error-Code": "GatedRepo"})
             return
-        if "list-type" in query or "comp" in query:
+        if ("list-type" in query or "comp" in query) and (self.owner.root / path).is_dir():
             listed = self._listed(path, query.get("prefix", ""), azure="comp" in query)
             self._answer(200, listed, {"Content-Type": "application/xml"})
             return

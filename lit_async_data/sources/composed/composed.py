@@ -472,7 +472,7 @@ def _runs(runs: Sequence[ChunkRun], samples: Indices) -> tuple[ChunkRun, ...]:
     return runs_of(_lengths(np.diff(chunks) != 0))
 
 
-@explains_names(OF_SOURCE)
+@explains_names(dict.fromkeys(("shares", "probabilities"), 'give pairs: {"sim": (source, 0.7), …}'), OF_SOURCE)
 class MixtureSource(ConcatSource):
     """Several sources in exact shares, for training on all of them at once.
 

@@ -265,6 +265,12 @@ class Files:
         path = os.fspath(given)
         return path if is_address(path) or self._storage is not None else local_path(path)
 
+    def note_unused(self, *paths: Any) -> None:
+        """Warn about options of stores that reach none."""
+        local = self._storage is None and not any(isinstance(path, str) and is_address(path) for path in paths)
+        if self._options and local:
+            _log.warning("storage_options have no effect: %s is no address; leave them out", paths[0])
+
     def matching(self, pattern: str) -> list[str]:
         """The files that match, in natural order."""
         if self.is_local(pattern):

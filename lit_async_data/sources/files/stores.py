@@ -309,7 +309,10 @@ class ObjectStore(Store):
             names = [name for name in map(str, given) if name not in _KNOWN]
             near = [meant for name in names for meant in difflib.get_close_matches(name, _KNOWN, n=1)]
             advice = f"did you mean {near[0]}?" if near else "see obstore's options"
-            what = f"{self.url} cannot be used: {_first_line(error).rstrip('.')}; {advice}"
+            text = _first_line(error).rstrip(".")
+            for name in map(str, given):  # as the user has typed it
+                text = text.replace(repr(_NAMES.get(name, name)), repr(name))
+            what = f"{self.url} cannot be used: {text}; {advice}"
             raise ConfigError(what, "storage_options") from error
 
     def _from_options(self, options: Mapping[str, Any]) -> Any:
@@ -384,12 +387,15 @@ class ObjectStore(Store):
         if isinstance(error, exceptions.PreconditionError):
             return ChangedError, _CHANGED
         if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
-            what = "the store refuses these credentials; check them, and the address, or give "
-            return StoreError, f"{what}storage_options={{'anon': True}} if it is public ({text})"
+            what = "the store refuses these credentials; check them, and the address, or give storage_options="
+            of_web = "{'client_options': {'default_headers': {'Authorization': …}}}, or {'query': …}"
+            given = of_web if self.url.startswith(_WEB) else "{'anon': True} if it is public"
+            return StoreError, f"{what}{given} ({text})"
         if isinstance(error, exceptions.NotSupportedError):
             return StoreError, f"{text}; fetch the file, or serve it by a server that sends ranges"
+        bucket = "" if self.url.startswith(_WEB) else f", whether there is a bucket {self.url.partition('://')[2]}"
         region = ", and the region: storage_options={'region': …}" if self.url.startswith("s3") else ""
-        return StoreError, f"cannot be read: {text}{_innermost(error)}; {CHECK}{region}"
+        return StoreError, f"cannot be read: {text}{_innermost(error)}; {CHECK}{bucket}{region}"
 
 
 def _innermost(error: BaseException) -> str:

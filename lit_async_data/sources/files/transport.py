@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import heapq
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -24,6 +25,9 @@ MOST_REQUESTS, FIRST_REQUESTS = 64, 8
 _GAIN, _TRY_AGAIN = 1.15, 16
 # A thread without work ends after as many seconds.
 _IDLE_S = 5.0
+# Seconds without any bytes before the first warning; from one warning to the next they double.
+_WARN_S = 5.0
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -43,11 +47,11 @@ class Started(Future[T]):
 class Transport:
     """At most ``most`` threads, which begin when there is work and end soon after. Thread-safe.
 
-    Whoever waits gives up after ``timeout_s`` without any bytes.
+    Whoever waits gives up after ``timeout_s`` without any bytes; warnings tell before.
     """
 
     def __init__(self, most: int = MOST_REQUESTS, timeout_s: float = 180) -> None:
-        self._most, self._timeout_s = most, timeout_s
+        self._most, self._timeout_s, self._warn_s = most, timeout_s, _WARN_S
         self._begin()
 
     def _begin(self) -> None:
@@ -108,8 +112,12 @@ class Transport:
                 started.exception(POLL_S)
             if self._answers != seen:
                 seen, since = self._answers, time.monotonic()
-            elif not started.done() and time.monotonic() - since > self._timeout_s:
+            elif not started.done() and (silent := time.monotonic() - since) > self._timeout_s:
                 raise StalledError(f"{name}: no answer for {self._timeout_s:g} s; check the network", file=name)
+            elif not started.done() and silent > self._warn_s:
+                self._warn_s *= 2
+                what = "%s: no answer for %.0f s; waiting for at most %g s; check the network and the address"
+                _log.warning(what, name, silent, self._timeout_s)
         if started.cancelled() or not started.done():
             raise ClosedError(f"{name}: the source was closed")
         if error := started.exception():

@@ -250,6 +250,8 @@ class ManifestSource(Source):
             self._reader = TableReader(files.copied(table), filters, text_format)
             self._name = table if isinstance(table, str) and is_address(table) else ""
             where = root_of(table) if root is None else os.fspath(root)
+            if not allow_external:  # else rows may be addresses
+                files.note_unused(where, table)
             folder = RootDirectory(where, allow_external=allow_external, files=files)
             self._fields = Fields(columns, self._reader, folder, id, exclude)
             if shape.image_size is not None and not any(field.decoder.images for field in self._fields.files.values()):

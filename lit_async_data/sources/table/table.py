@@ -172,7 +172,7 @@ def files_of(given: str) -> list[str]:
     elif local_files.is_pattern(given):
         return local_files.files_matching(given)
     else:
-        found, missing = [given] * os.path.exists(given), "no such file"
+        found, missing = [given] * os.path.exists(given), f"no such file{local_files.SEPARATORS * (chr(92) in given)}"
     if not found:
         raise MissingError(f"{formats.printable_path(given)}: {missing}", file=given)
     return sorted(found, key=local_files.natural)
@@ -207,9 +207,9 @@ def _from_file(path: str, wanted: Sequence[str], filters: Sequence[Filter], text
 def _suffix_of(path: str) -> str:
     suffix = next((each for each in _SUFFIXES if path.lower().endswith(each)), None)
     if suffix is None:
-        hint = _OTHER_FORMATS.get(os.path.splitext(path.lower())[1], "").format(path=path)
+        hint = _OTHER_FORMATS.get(os.path.splitext(path.lower())[1], "HDF5 files are read by HDF5Source")
         message = f"{formats.printable_path(path)} does not end in one of {', '.join(_SUFFIXES)}"
-        raise ConfigError(f"{message}; {hint}" if hint else message, "table", file=formats.named(path))
+        raise ConfigError(f"{message}; {hint.format(path=path)}", "table", file=formats.named(path))
     return suffix
 
 

@@ -94,6 +94,28 @@ def test_a_fault_while_samples_are_read_is_no_fault_of_these_samples(server, opt
     assert_right(built)
 
 
+def test_the_advice_after_a_refusal_is_an_option_that_the_store_takes(server, options):
+    server.fault = 401
+    with pytest.raises(StoreError, match="refuses these credentials") as caught:
+        HDF5Source(**options)
+    web = options["path"].startswith("http")
+    assert ("{'anon': True}" in str(caught.value), "'Authorization'" in str(caught.value)) == (not web, web)
+    server.fault = None
+    advised = {"client_options": {"default_headers": {"Authorization": "x"}}} if web else {"anon": True}
+    HDF5Source(**{**options, "storage_options": options["storage_options"] | advised}).close()
+
+
+def test_a_store_that_fails_is_named_with_its_bucket(server, options):
+    web, check = options["path"].startswith("http"), "check the network, the address and the credentials"
+    server.fault = 400
+    with pytest.raises(StoreError, match=check) as caught:
+        HDF5Source(**options)
+    assert ("whether there is a bucket bucket, and the region" in str(caught.value)) == (not web)
+    if not web:
+        with pytest.raises(StoreError, match=f"{check}, whether there is a bucket backet, and the region"):
+            HDF5Source(**{**options, "path": "s3://backet/*.h5"})
+
+
 def test_a_redirect_is_followed(server, options):
     server.fault = "moved"
     with contextlib.closing(HDF5Source(**options)) as source:
@@ -184,6 +206,14 @@ def test_what_is_no_hdf5_file_is_named_by_its_address(server, options, tmp_path)
     assert_named(caught.value, options["path"])
 
 
+def test_a_file_that_is_cut_short_is_told_from_one_that_is_marked(server, options, tmp_path):
+    path = tmp_path / "bucket/x.h5"
+    size = path.stat().st_size
+    path.write_bytes(path.read_bytes()[: size // 2])
+    with pytest.raises(FormatError, match=f"x.h5: is cut short: it has {size // 2} of {size} bytes"):
+        HDF5Source(**options)
+
+
 @pytest.mark.parametrize(
     ("path", "said"),
     [
@@ -238,6 +268,10 @@ def test_wrong_names_of_retries_which_obstore_passes_over_are_errors(given, opti
         ("s3", {**KEYS, "endpoint_url": "http://local host"}, "the endpoint is no address; write https://HOST"),
         ("gs", {"anon": True, "endpoint_url": "localhost"}, "the endpoint is no address; write https://HOST"),
         ("s3", {**KEYS, "secret": 5}, "cannot be used"),
+        ("http", {"anon": True}, "unexpected keyword argument 'anon'; see obstore's options"),
+        ("http", {"query": "a", **KEYS}, "unexpected keyword argument 'key'; see"),
+        ("gs", {"requester_pays": True}, "'requester_pays' is not valid for store 'GCS'; see"),
+        ("az", {"account_name": "me", "key": "hidden"}, "'key' is not valid for store 'MicrosoftAzure'; see"),
         ("s3", "hidden", "str is not a mapping"),
     ],
 )

@@ -8,6 +8,7 @@ import time
 
 import h5py
 import numpy as np
+import pyarrow as pa
 import pytest
 from support.files.mirrored import LAYOUTS, written
 from support.range_server import KEYS
@@ -15,8 +16,9 @@ from support.sources.comparison import assert_same_samples
 from support.sources.oracle import orders, read
 from support.threads.waits import LONG
 
-from lit_async_data import AsyncLoader, ConfigError, HDF5Source
+from lit_async_data import AsyncLoader, ConfigError, HDF5Source, ManifestSource
 from lit_async_data.errors import ResumeError, StalledError
+from lit_async_data.reading import open_reader
 from lit_async_data.sources.files import files as files_module
 from lit_async_data.sources.files import mirror as mirror_module
 from lit_async_data.sources.files.mirror import BLOCK
@@ -267,3 +269,23 @@ def test_files_without_room_in_the_folder_are_warned_about(large, tmp_path, capl
         f"; set smaller shuffle_chunks or batch_size, or cache={tmp_path}/cache with a cache_limit" in each
         for each in said
     )
+
+
+def test_options_of_a_store_that_reach_none_are_a_warning(server, s3, bucket, tmp_path, caplog):
+    paths = {"s3://bucket/y.h5": 0, str(tmp_path / "bucket" / "y.h5"): 1}
+    with h5py.File(tmp_path / "bucket" / "y.h5", "w") as file:
+        file["x"] = np.arange(4)
+    for path, warned in paths.items():
+        for take in (
+            lambda path: HDF5Source(path, ["x"], storage_options=s3),
+            lambda path: open_reader(path, storage_options=s3),
+        ):
+            caplog.clear()
+            take(path).close()
+            assert caplog.text.count(f"storage_options have no effect: {path} is no address") == warned
+    caplog.clear()
+    ManifestSource(pa.table({"y": [1, 2]}), ["y"], root=str(tmp_path), storage_options=s3).close()
+    assert "storage_options have no effect" in caplog.text
+    caplog.clear()
+    ManifestSource(pa.table({"y": [1, 2]}), ["y"], root="s3://bucket", storage_options=s3).close()
+    assert "storage_options have no effect" not in caplog.text

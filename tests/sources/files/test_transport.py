@@ -84,3 +84,26 @@ def test_a_slow_line_is_waited_for_and_a_dead_one_is_not(monkeypatch, moving):
         return
     with pytest.raises(StalledError, match="x: no answer for 180 s"):
         transport.result_of(slow, "x")
+
+
+def test_a_silent_store_is_named_after_5_s_and_again_as_the_silence_doubles(monkeypatch, caplog):
+    transport, now, sent = Transport(1, timeout_s=180), [0.0], []
+    monkeypatch.setattr(transport_module.time, "monotonic", lambda: now[0])
+
+    class Silent(Started):
+        def exception(self, timeout=None):
+            now[0] += 3
+            if sent and now[0] >= sent[0]:
+                transport.arrived(sent.pop())
+
+    def warned(name):
+        caplog.clear()
+        silent = Silent(None, transport._closings)
+        silent.set_running_or_notify_cancel()
+        with pytest.raises(StalledError):
+            transport.result_of(silent, name)
+        return [record.getMessage().partition("; waiting for at most 180 s; check")[0] for record in caplog.records]
+
+    sent.append(15)  # then bytes come
+    assert warned("s3://b/x") == [f"s3://b/x: no answer for {after} s" for after in (6, 12, 21, 42, 81, 162)]
+    assert warned("s3://b/y") == []  # a store that is often silent fills no log

@@ -67,7 +67,11 @@ def test_what_a_file_is_and_what_reads_it_are_said(content, suffix, tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "said"), [("a.npy", "image", "a .npy array; read it by kind: npy"), ("a.h5", "npy", "kind: hdf5")]
+    ("name", "kind", "said"),
+    [
+        ("a.npy", "image", "a .npy array; name it in a table for ManifestSource"),
+        ("a.h5", "npy", "kind: hdf5"),
+    ],
 )
 def test_a_kind_that_another_reads_is_named(name, kind, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -80,3 +84,20 @@ def test_a_kind_that_another_reads_is_named(name, kind, said, tmp_path, monkeypa
 def test_text_that_is_like_a_beginning_is_a_table(tmp_path):
     (tmp_path / "a.csv").write_text("version https,x\n1,2\n")
     assert len(ManifestSource(str(tmp_path / "a.csv"), {"x": "x"})) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "reader", "said"),
+    [
+        ("a.npy", HDF5Source, "is a .npy array; name it in a table for ManifestSource"),
+        ("a.csv", HDF5Source, "is not an HDF5 file, .*; tables and images are read by ManifestSource"),
+        ("a.h5", ManifestSource, "HDF5 files are read by HDF5Source"),
+        ("a.nc", ManifestSource, "HDF5 files are read by HDF5Source"),
+    ],
+)
+def test_a_source_that_reads_a_file_of_another_kind_is_named(name, reader, said, tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    for each in ("a.csv", "a.h5", "a.nc"):
+        (tmp_path / each).write_text("x\n1\n")
+    with pytest.raises(AsyncDataError, match=said):
+        reader(str(tmp_path / name), {"x": "x"})

@@ -149,3 +149,19 @@ def test_so_may_a_path_that_is_written(writer, path, folder):
 def test_a_file_that_is_called_so_is_meant(folder):
     os.rename("x.h5", "$DATA.h5")
     assert len(HDF5Source("$DATA.h5", {"x": "x"})) == 6
+
+
+@pytest.mark.parametrize("taker", TAKERS | LOCAL)
+@pytest.mark.parametrize("path", ["file://x.h5", "file:x.h5", "file:/x.h5"])
+def test_a_file_url_with_too_few_slashes_is_corrected(path, taker):
+    with pytest.raises(AsyncDataError, match="no address of a file; write file:///… with the absolute path, or the pa"):
+        (TAKERS | LOCAL)[taker](path)
+
+
+def test_a_missing_path_with_backslashes_is_told_the_separator_and_one_that_exists_is_read(folder):
+    takers = HDF5Source, ManifestSource
+    for path, take in (("data\\x.h5", takers[0]), ("data\\*.h5", takers[0]), ("data\\x.csv", takers[1])):
+        with pytest.raises(AsyncDataError, match=r"; folders are separated by / here$"):
+            take(path, {"x": "x"})
+    os.rename("x.h5", "data\\x.h5")
+    assert len(HDF5Source("data\\x.h5", {"x": "x"})) == 6

@@ -94,7 +94,7 @@ def test_forms_of_text_say_nothing_of_other_tables(option, value, file, parquet)
         ("t.csv.bz2", "it is an archive; unpack it"),
         ("t.feather", r"give pyarrow\.feather\.read_table\('.*/t\.feather'\)"),
         ("t.txt", r"name it \.csv and set delimiter="),
-        ("t.pkl", r"\.ndjson\.gz$"),
+        ("t.pkl", r"\.ndjson\.gz; HDF5 files are read by HDF5Source$"),
     ],
 )
 def test_files_of_other_kinds_say_what_reads_them(name, message, file):

@@ -615,7 +615,9 @@ def _other_axis(key: str, field: StoredField, fields: Mapping[str, StoredField])
     if field.values is not field.located or not axes:
         return ""
     letters = iter("HWDTABEFGIJKLMOPQRSUVXYZ")
-    layout = "".join("N" if axis == axes[-1] else next(letters, "?") for axis in range(len(shape)))
+    thin = [axis for axis, n in enumerate(shape) if axis != axes[-1] and n in (1, 3, 4)] if len(shape) == 4 else []
+    known = {axis: "C" for axis in thin if len(thin) == 1} | {axes[-1]: "N"}  # images: channels come first
+    layout = "".join(known.get(axis) or next(letters, "?") for axis in range(len(shape)))
     name, single = field.values.name, sorted(shape)[:-1] == [1]
     column = f", and for class numbers Field({name!r}, column=0, dtype='int64')" if single else ""
     asked = f"are the samples of {name}, of shape {shape}, on axis {axes[-1]}?"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lit_async_data import system
 from lit_async_data.errors import AsyncDataError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.sources import local_files
-from lit_async_data.sources.local_files import HEAD_BYTES, errno_of, mistaken, opening, retry_once
+from lit_async_data.sources.local_files import HEAD_BYTES, SEPARATORS, errno_of, mistaken, opening, retry_once
 
 if TYPE_CHECKING:
     import h5py as h5py  # noqa: PLC0414  # other modules of this room take it from here
@@ -99,7 +99,9 @@ def open_local(path: str) -> h5py.File:
         status = os.stat(path)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            raise MissingError(f"{path}: no such file; check the path", file=path) from error
+            raise MissingError(
+                f"{path}: no such file; check the path{SEPARATORS * (chr(92) in path)}", file=path
+            ) from error
         raise source_error(error, path, "cannot be opened", file=path) from error
     _refuse_irregular(path, status)
     try:
@@ -107,7 +109,8 @@ def open_local(path: str) -> h5py.File:
     except LIBRARY_ERRORS as error:
         if errno_of(error) in REMEDIES:
             raise source_error(error, path, "cannot be opened", file=path) from error
-        raise FormatError(f"{path}: {why_not_hdf5(path, error, lambda: _head(path))}: {error}", file=path) from error
+        why = why_not_hdf5(path, status.st_size, error, lambda: _head(path))
+        raise FormatError(f"{path}: {why}: {error}", file=path) from error
 
 
 def open_raw(path: str) -> io.FileIO:
@@ -141,7 +144,7 @@ def _head(path: str) -> bytes:
         return file.read(HEAD_BYTES)
 
 
-def why_not_hdf5(path: str, error: BaseException, read: Callable[[], bytes]) -> str:
+def why_not_hdf5(path: str, size: int, error: BaseException, read: Callable[[], bytes]) -> str:
     if errno_of(error) == errno.EAGAIN:  # it has locked the file
         what = "is open for writing in another process; wait until it is closed. If no process has it open, its file "
         return f"{what}server (NFS, Lustre) keeps the lock of one that is gone: {_UNLOCKED}"
@@ -149,8 +152,21 @@ def why_not_hdf5(path: str, error: BaseException, read: Callable[[], bytes]) -> 
     if head.startswith(NETCDF3):
         return f"is a classic NetCDF file (format 3), not HDF5; convert it with nccopy -k nc4 {path} new.nc"
     if head.startswith(SIGNATURE):
-        what = "is damaged, or marked as open for writing by a program that still writes to it or was killed; if nobody"
-        return f"{what} writes to it, h5clear -s {path} removes the mark; else copy it again"
+        return _why_damaged(path, size, head.ljust(HEAD_BYTES, b"\0"))
     if what := mistaken(head):
         return f"is {what}"
-    return f"is not an HDF5 file, or is damaged{'' if head else ': it is empty'}; check the path, or copy it again"
+    what = f"is not an HDF5 file, or is damaged{'' if head else ': it is empty'}; check the path, or copy it again"
+    return f"{what}; tables and images are read by ManifestSource"
+
+
+def _why_damaged(path: str, size: int, head: bytes) -> str:
+    """By its superblock: HDF5 file format specification 3.0, II.A."""
+    version, *_, flags, _, width = head[8:14]
+    begin, width = (24 + 4 * version, width) if version < 2 else (12, head[9])
+    end = int.from_bytes(head[begin + 2 * width : begin + 3 * width], "little")
+    if end > size:
+        return f"is cut short: it has {size} of {end} bytes; copy it again, once nobody writes to it"
+    if version < 3 or not flags & 5:
+        return "is damaged; copy it again"
+    what = "is marked as open for writing by a program that still writes to it or was killed"
+    return f"{what}; if nobody writes to it, h5clear -s {path} removes the mark; else copy it again"

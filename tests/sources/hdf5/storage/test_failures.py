@@ -85,8 +85,8 @@ def states(h5, state):
         file["data"] = np.ones((8, 4))
     if isinstance(state, int):
         patch(path, 11, "B", state)
-    elif state in ("short", "empty"):
-        os.truncate(path, 100 if state == "short" else 0)
+    elif state in ("short", "shorter", "empty"):
+        os.truncate(path, {"short": 100, "shorter": 10, "empty": 0}[state])
     elif state == "other":
         Path(path).write_bytes(b"no HDF5")
     return path
@@ -105,7 +105,9 @@ def test_a_file_system_without_locks_is_named_with_the_variable_that_helps(h5, m
     ("state", "said"),
     [
         (5, "marked as open for writing .*if nobody writes to it, h5clear -s {path} removes the mark"),
-        ("short", "is damaged, or .*copy it again"),
+        ("short", "is cut short: it has 100 of 2304 bytes; copy it again, once nobody writes to it: "),
+        ("shorter", "is damaged; copy it again: "),
+        ("whole", "is damaged; copy it again: "),
         ("empty", "is not an HDF5 file, or is damaged: it is empty"),
         ("locked", "is open for writing in another process"),
         ("other", "is not an HDF5 file"),
@@ -119,6 +121,21 @@ def test_why_a_file_is_not_opened_does_not_depend_on_what_h5py_says(h5, monkeypa
     with pytest.raises(FormatError, match=said.format(path=path)) as caught:
         open_h5py(path)
     assert "wait until" not in str(caught.value) or state == "locked"
+
+
+@pytest.mark.parametrize("version", [h5py.h5f.LIBVER_EARLIEST, h5py.h5f.LIBVER_V18, h5py.h5f.LIBVER_V110])
+@pytest.mark.parametrize("width", [4, 8])
+def test_a_file_is_said_to_be_cut_short_by_its_superblock(tmp_path, version, width):
+    created, access = h5py.h5p.create(h5py.h5p.FILE_CREATE), h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    created.set_sizes(width, width)
+    access.set_libver_bounds(version, h5py.h5f.LIBVER_LATEST)
+    path = str(tmp_path / "x.h5")
+    with h5py.File(h5py.h5f.create(path.encode(), fcpl=created, fapl=access)) as file:
+        file["data"] = np.ones((8, 4))
+    size = os.path.getsize(path)
+    os.truncate(path, size - 1)
+    with pytest.raises(FormatError, match=f"x.h5: is cut short: it has {size - 1} of {size} bytes; copy it again"):
+        open_h5py(path)
 
 
 def test_an_input_error_of_libhdf5_is_a_source_error(h5, monkeypatch):
