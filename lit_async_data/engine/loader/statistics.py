@@ -86,7 +86,7 @@ def statistics(
     """
     check_source("source", source)
     spec, keys = source.spec, chosen_fields(source.spec, fields)
-    given = axis if isinstance(axis, Mapping) else dict.fromkeys(keys.values(), axis)
+    given: Mapping[str, Axis] = axis if isinstance(axis, Mapping) else dict.fromkeys(keys.values(), axis)
     if unknown := given.keys() - keys.values():
         raise ConfigError(
             f"{min(unknown)!r} is not one of {few(list(keys.values()))}, whose statistics are asked", "axis"

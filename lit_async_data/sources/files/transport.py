@@ -110,9 +110,10 @@ class Transport:
         while not started.done() and self._closings == started.closings:
             with contextlib.suppress(TimeoutError, CancelledError):
                 started.exception(POLL_S)
+            silent = time.monotonic() - since
             if self._answers != seen:
                 seen, since = self._answers, time.monotonic()
-            elif not started.done() and (silent := time.monotonic() - since) > self._timeout_s:
+            elif not started.done() and silent > self._timeout_s:
                 raise StalledError(f"{name}: no answer for {self._timeout_s:g} s; check the network", file=name)
             elif not started.done() and silent > self._warn_s:
                 self._warn_s *= 2
