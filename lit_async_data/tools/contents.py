@@ -345,19 +345,20 @@ def scopes_of(nodes: Sequence[Dataset], parent: str = "") -> list[Scope]:
     return [Scope(rest), *found]
 
 
-def attributes_of(file: h5py.File, scope: Scope) -> dict[str, list[str]]:
+def attributes_of(group: OpenGroup, scope: Scope) -> dict[str, list[str]]:
     """The attributes of a scope's datasets and groups, and their values or shapes, by names in the file."""
-    found, names = (
-        dict[str, list[str]](),
-        ["/", *(f"{scope.first}/{n.first or n.field}" for n in scope.nodes), scope.first],
-    )
+    found = dict[str, list[str]]()
+    names = ["/", *(f"{scope.first}/{n.first or n.field}" for n in scope.nodes), scope.first]
     for name in dict.fromkeys(re.sub("/+", "/", each) for each in names):
-        with contextlib.suppress(KeyError, *LIBRARY_ERRORS):
-            attributes = [each for each in file[name].attrs.items() if not re.fullmatch(_OWN_ATTRIBUTES, each[0])]
+        with contextlib.suppress(AsyncDataError, *LIBRARY_ERRORS):  # of links into other files
+            node = group.node(name)
+            attributes = dict[str, Any]() if node is None else dict(node.attrs)
             shown = [
-                (key, _texts(value)[0][:WIDTH] if np.size(value) == 1 else np.shape(value)) for key, value in attributes
+                f"{key} {_texts(value)[0][:WIDTH] if np.size(value) == 1 else np.shape(value)}"
+                for key, value in attributes.items()
+                if not re.fullmatch(_OWN_ATTRIBUTES, key)
             ]
-            found |= {name.strip("/") or "/": [f"{key} {value}" for key, value in shown]} if shown else {}
+            found |= {name.strip("/") or "/": shown} if shown else {}
     return found
 
 

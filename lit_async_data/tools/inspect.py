@@ -271,7 +271,7 @@ def hdf5_report(given: Sequence[str], table: str = "", *, suggest: bool = True, 
                     report.notes.append(f"{base.title}: no column of {table} {what}")
             report.groups += [{"name": scope.group, "count": scope.count}] if scope.group else []
             report.datasets += scope.nodes
-            report.attributes |= contents.attributes_of(file, scope)
+            report.attributes |= contents.attributes_of(group, scope)
     if not report.suggestions and not report.notes:
         report.notes.append('no dataset looks like samples of a network: name yours in fields={"x": NAME, "y": NAME}')
     if len(nodes) == MOST_DATASETS:
@@ -420,9 +420,8 @@ def _row_by_row(
         title, axis = f"{x.field} with {y.field}", (_axis(x, y) or 0) if len(y.shape) < 3 else axis
         how = {"column": 0} if len(y.shape) == 2 and y.flat else {"null": null} if null else dict[str, Any]()
         fields["y"] = named(y.field, how)
-        if [n - 1 for n in x.shape[:1]] == [*y.shape[:1]] and _axis(
-            x, y
-        ) is None:  # an observation before and behind each action
+        # An observation before and behind each action.
+        if [n - 1 for n in x.shape[:1]] == [*y.shape[:1]] and _axis(x, y) is None:
             fields["x"] = {"name": x.field, "per": "edge"}
         flat = "CN" if y.flat and y.shape[:1] == (1,) else None
         layout["y"] = flat if len(y.shape) == 2 else layout_of(y.shape, axis) if len(y.shape) > 2 else None
@@ -603,10 +602,8 @@ class _Columns:
         x = self.field(*numbers) if numbers else ()
         if files:
             x, what = self._of_files(files[0]), _FILES[str(files[0].kind)]
-            first, here = (
-                str(self.table.first(files[0].name, _separator(self.table, files[0].name))),
-                os.path.dirname(self.path),
-            )
+            first = str(self.table.first(files[0].name, _separator(self.table, files[0].name)))
+            here = os.path.dirname(self.path)
             found = glob.glob(os.path.join(glob.escape(here), "*", glob.escape(first))) if self.roots[1:] else []
             self.folders = [] if is_address(self.path) else sorted(each.removesuffix(f"/{first}") for each in found)
         if not x:
