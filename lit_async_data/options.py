@@ -73,7 +73,8 @@ def explains_names(*elsewhere: Mapping[str, str], **required: str) -> Callable[[
                 one = "[…]" if "Sequence" in str(parameters[0].annotation) else "…"
                 raise ConfigError(f"one argument, as in {kind.__name__}({one}), not {len(args) - is_class}", known[-1])
             if by_name and len(args) - is_class > len(known) - len(by_name):
-                raise ConfigError(f"{kind.__name__} takes this by name; write {by_name[0]}=…", by_name[0])
+                several = ", ".join(f"{name}=" for name in by_name[:5]) + ", …" * (len(by_name) > 5)
+                raise ConfigError(f"{kind.__name__} takes further arguments by name: {several}")
             made = called(*args, **options)
             if is_open and type(args[0]) is kind:
                 vars(args[0])["_is_built"] = True

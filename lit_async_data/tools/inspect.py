@@ -342,8 +342,8 @@ def _around_events(scope: Scope, known: Sequence[Dataset], notes: list[str]) -> 
             of = re.findall(r".*[./]|", onset.field)[0]
             own = [n for n in known if n.shape == onset.shape and n.field.startswith(of) and has_word(n.name, _EVENTS)]
             labels = [{"y": {"name": y.field, "per": "anchor"}} for y in own]
-            for y, pad in itertools.product([*labels, {}], [{}, {"pad": "last"}]):  # for windows that leave it
-                fields = {"x": {"name": x.field, "window": window, **pad}, **y}
+            for y in [*labels, {}]:
+                fields = {"x": {"name": x.field, "window": window}, **y}
                 yield _suggestion(scope, f"windows of {x.field} around {onset.field}", fields, said, **options)
 
 

@@ -535,7 +535,7 @@ def _sample_keys(source: Source, places: Places, seed: int) -> Words:
         if len(places.parts) > 1:
             what += f"{WHOLE_PARTS} keeps the windows of a file or group together, "
         if places.episodes is not None:
-            what += "groups='episode' those of an episode, "
+            what += "groups='episode' the samples of an episode, "
         raise ConfigError(f"{what}groups='time' cuts with a gap", "groups")
     parts = derived_keys(seed, hashed([part.name for part in places.parts]))
     return derived_keys(parts[places.which], places.rows)

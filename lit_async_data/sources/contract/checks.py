@@ -24,10 +24,12 @@ FIRST_SAMPLES = 16  # tried for a common property, such as the size
 
 
 def refuse_flags(numbers: npt.NDArray[Any], count: int, where: str, option: str) -> None:
-    """An error for whole numbers that are flags, 0 or 1 for each of ``count`` rows: few rows may come so often."""
-    if numbers.size == count > 4 and not (numbers > 1).any() and not (numbers < 0).any():
-        what = f"{where} holds 0 or 1 for each of {count}, as a mask does; give a mask of bools: numpy.asarray(…, bool)"
-        raise ConfigError(what, option)
+    """An error for whole numbers that are flags or codes, one for each of ``count`` rows: few values, many times."""
+    head = numbers[: 2**16]
+    if numbers.size == count > 4 and ((few := np.unique(head)).size <= 2 or few.size * 8 <= head.size):
+        values = " or ".join(map(str, few[:3].tolist())) + " …" * (few.size > 3)
+        what = f"{where} holds {values} for each of {count}, as a mask or codes do, not different numbers"
+        raise ConfigError(f"{what}; give a mask of bools, such as numpy.asarray(…) == 1", option)
 
 
 def first_good(count: int, attempt: Callable[[int], T], advice: str = "") -> T:

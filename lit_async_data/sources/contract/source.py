@@ -157,7 +157,7 @@ class Part(NamedTuple):
     name: str  # does not change when files are added, or when all files move to another folder
     samples: int  # the number of samples
     rows: int = 0  # differs between row selections of one file; 0 for all rows
-    datasets: frozenset[str] = frozenset()  # the datasets that it reads, if that is known
+    datasets: frozenset[int] = frozenset()  # the datasets that it reads, if that is known
 
 
 def end_to_end(name: str, columns: Sequence[npt.NDArray[Any]], origins: Sequence[str]) -> npt.NDArray[Any]:
@@ -220,7 +220,7 @@ class Places:
 
 def _distinct(parts: tuple[Part, ...], which: Indices, rows: Indices, episodes: Any = None) -> Places:
     # A file that several concatenated sources share is one part, unless they share none of its datasets.
-    read = dict[Any, set[frozenset[str]]]()
+    read = dict[Any, set[frozenset[int]]]()
     for part in parts:
         read.setdefault(part[:3], set()).add(part.datasets)
     apart = {key for key, sets in read.items() if all(sets) and sum(map(len, sets)) == len(frozenset().union(*sets))}

@@ -214,11 +214,11 @@ class StoredPart:
         return min(begins), max(ends)
 
     @property
-    def datasets(self) -> frozenset[str]:
-        """The datasets with several values; empty if it has episodes, to which these belong."""
-        every = (each for field in self.fields.values() for each in field.datasets)
-        own = frozenset(each.name.strip("/") for each in every if each.kept is None or len(each.kept) > 1)
-        return frozenset() if self.given_episodes else own
+    def datasets(self) -> frozenset[int]:
+        """Where values of its datasets begin in the file; empty if a place is unknown, or episodes divide the part."""
+        every = [each for field in self.fields.values() for each in field.datasets if each.kept is None]
+        begins = [each.offset if each.index is None else int(each.index.offsets.max(initial=0)) for each in every]
+        return frozenset(begin for begin in begins if begin) if all(begins) and not self.given_episodes else frozenset()
 
     @property
     def external(self) -> ExternalFiles:

@@ -406,6 +406,11 @@ def test_sources_of_one_file_that_share_no_dataset_share_no_values(h5, caplog):
     assert not caplog.messages
     shared = ConcatSource([HDF5Source(path, {"x": name, "y": "y"}) for name in names])
     assert split(shared, {"train": [0], "val": [1, 2]}, groups=np.repeat([0, 1, 2], 8)).overlap == 24
+    with h5py.File(path, "a") as file:
+        file["hard"], file["soft"] = file["a"], h5py.SoftLink("/a")
+    for other in ("hard", "soft"):  # the same values under another name
+        linked = [HDF5Source(path, {"x": Field(name, window=(0, 3))}) for name in ("a", other)]
+        assert split(ConcatSource(linked), {"train": [0], "val": [1]}, groups=np.repeat([0, 1], 6)).overlap == 12
 
 
 @pytest.mark.parametrize("stored", ["raw", "chunked", "gzip", "only libhdf5"])
