@@ -137,7 +137,7 @@ def test_sides_of_a_split_hold_whole_episodes_of_all_files(h5):
     train, val = ({numbers[sample] for sample in side.samples.tolist()} for side in sides.values())
     assert train.isdisjoint(val)
     assert len(train | val) == 9
-    with pytest.raises(ConfigError, match="groups='episode' those of an episode, groups='time'"):
+    with pytest.raises(ConfigError, match="groups='episode' the samples of an episode, groups='time'"):
         split(source, {"train": 0.5, "val": 0.5})
 
 
