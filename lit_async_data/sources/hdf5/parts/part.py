@@ -263,7 +263,7 @@ class StoredPart:
         return spans
 
     def chunks(self, name: str, rows: int = 1) -> Indices:
-        """The first and the last chunk of a dataset, of so many rows, that each sample reads; (2, fields, samples)."""
+        """The first and the last chunk of ``rows`` rows that each sample reads of a dataset; (2, fields, samples)."""
         reading = [(field, each) for field in self.fields.values() if not field.mask for each in field.datasets]
         of = [field.chunks(self.own_rows, rows) for field, each in reading if self.dataset_key(each) == name]
         return np.array(of).swapaxes(0, 1)

@@ -134,7 +134,7 @@ class StoredField:
         return first, last
 
     def chunks(self, anchors: Indices, rows: int) -> tuple[Indices, Indices]:
-        """The first and the last chunk, of so many rows, that each sample reads."""
+        """The first and the last chunk of ``rows`` rows that each sample reads."""
         first, last = self.extent(anchors)
         if not self.steps or self.steps.in_order:
             return first // rows, last // rows

@@ -139,7 +139,7 @@ class StoredPatches(Located):
             np.tile(np.arange(most), len(rows)), np.repeat(np.arange(len(rows)), most)
         )
         numbers = np.pad(drawn.reshape(-1, most), ((0, 0), (1, 0)), constant_values=blocks)
-        # The short block comes first in so many samples that its points are drawn as often as others; else last.
+        # The short block comes first in a share of the samples, which draws its points as often as others; else last.
         least, whole = max(size - blocks * self.block, 0), min(rest, size)
         share = (size * rest / points - least) / max(whole - least, 1)
         last = derived_keys(keys, blocks + most + 1) / 2.0**64 >= share
