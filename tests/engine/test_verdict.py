@@ -6,6 +6,7 @@ import threading
 import time
 import types
 
+import h5py
 import numpy as np
 import pytest
 from support.device.training_loop import pretend
@@ -18,6 +19,7 @@ from lit_async_data.engine.device.feeds import LentFeed
 from lit_async_data.engine.stats import HINTS, Verdict, Wait, Watch, explained
 from lit_async_data.sources.contract.source import ChunkRun, Remote, StorageLayout
 from lit_async_data.sources.contract.stage_clock import CLOCK, Work
+from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.testing import ArraySource
 from lit_async_data.tools.pack import pack
 
@@ -349,6 +351,45 @@ def test_who_packs_decodes_no_sample_in_vain(h5, tmp_path, monkeypatch):
 
     assert decoded(lad.HDF5Source(out, ["x"])) == values.nbytes
     assert decoded(source) > 8 * values.nbytes
+
+
+def test_who_has_the_source_read_files_waits_less_than_for_a_dataset_over_h5py(h5, monkeypatch):
+    """Each chunk that is decoded takes 20 ms: for the dataset once per sample, since its order is random."""
+    values = np.arange(256 * 16, dtype=np.float32).reshape(256, 16)
+    path = h5(x={"data": values, "chunks": (32, 16), "compression": "gzip"})
+    decoded, decode = [], FilterPipeline.decode
+    monkeypatch.setattr(FilterPipeline, "decode", lambda self, *args: decoded.append(1) or decode(self, *args))
+
+    class Rows:
+        def __len__(self):
+            return len(values)
+
+        def __getitem__(self, sample):
+            with h5py.File(path) as file:
+                decoded.append(1)
+                return file["x"][sample]
+
+    class Given(DataLoader):
+        """It has as many workers as are ever advised; the test's process does their work, where it is counted."""
+
+        num_workers = property(lambda _: 2, lambda *_: None)
+
+        def __iter__(self):
+            for samples in self.batch_sampler:
+                yield np.stack([self.dataset[sample] for sample in samples])
+
+    def verdict_on(loader):
+        decoded.clear()
+        with contextlib.closing(loader):
+            steps = sum(1 for _ in loader)
+            seconds = 0.02 * len(decoded) / 2
+            waited = Wait(steps, max(seconds - 0.05 * steps, 0.0), 0.0, 0.05 * steps)
+            return explained(loader, waited, Work(seconds, seconds, starved=steps), workers=2)
+
+    before = verdict_on(lad.prefetched(Given(Rows(), batch_size=16, shuffle=True), device="cpu"))
+    assert (before.cause, before.hint) == ("foreign", "source")
+    after = verdict_on(lad.AsyncLoader(lad.HDF5Source(path, ["x"]), {"batch_size": 16, **THREAD}))
+    assert after.share < 0.1 * before.share
 
 
 def test_who_takes_larger_batches_waits_less_for_their_hand_over(virtual, monkeypatch):

@@ -17,8 +17,10 @@ from support.sources.oracle import orders, read
 from support.threads.waits import LONG
 
 from lit_async_data import AsyncLoader, ConfigError, HDF5Source, ManifestSource
+from lit_async_data.engine.stats import Wait, explained
 from lit_async_data.errors import ResumeError, StalledError
 from lit_async_data.reading import open_reader
+from lit_async_data.sources.contract.stage_clock import Work
 from lit_async_data.sources.files import files as files_module
 from lit_async_data.sources.files import mirror as mirror_module
 from lit_async_data.sources.files.mirror import BLOCK
@@ -289,3 +291,24 @@ def test_options_of_a_store_that_reach_none_are_a_warning(server, s3, bucket, tm
     caplog.clear()
     ManifestSource(pa.table({"y": [1, 2]}), ["y"], root="s3://bucket", storage_options=s3).close()
     assert "storage_options have no effect" not in caplog.text
+
+
+def test_who_follows_the_verdict_and_keeps_a_remote_file_in_a_folder_fetches_it_once(large, server, tmp_path):
+    """Its requests stand for the wait: 100 ms each, beside steps of 10 ms."""
+
+    def second_epoch(**options):
+        with AsyncLoader(
+            HDF5Source(large, ["x"], **options),
+            {"batch_size": 100, "shuffle": False, "workers": 1, "worker_kind": "thread"},
+        ) as loader:
+            steps = sum(1 for _ in loader)
+            before = len(server.ranges())
+            assert sum(1 for _ in loader) == steps
+            wait_s = 0.1 * (len(server.ranges()) - before)
+            work = Work(wait_s, cpu_s=0.001, starved=steps)
+            return explained(loader, Wait(steps, wait_s, 0.0, 0.01 * steps), work, workers=1)
+
+    before = second_epoch(cache_limit="4MB")
+    assert (before.cause, before.hint) == ("read", "cache")
+    after = second_epoch(cache=tmp_path / "cache")
+    assert (after.cause, after.waited.wait_s) == ("loop", 0.0)
