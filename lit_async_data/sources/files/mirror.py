@@ -310,9 +310,9 @@ class MirroredFile:
 
     def _forget(self, run: tuple[int, int], number: int, _: object = None) -> None:
         with self._lock:
-            own = self._asked[slice(*run)]
-            own[own == number] = 0
-            self._coming.pop(number, None)
+            if self._coming.pop(number, None) is not None:
+                own = self._asked[slice(*run)]
+                own[own == number] = 0
 
 
 # Metadata is fetched in pieces of this size: a smaller one needs as long, and the next object is often near. A piece

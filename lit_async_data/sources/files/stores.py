@@ -44,6 +44,7 @@ class Version(NamedTuple):
 _BUCKETS, _WEB = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss"), ("http", "https")
 
 
+@functools.lru_cache(1024)  # asked for each request
 def parts_of(path: str) -> tuple[str, str]:
     """The store of an address, and the name of the object in it; a path of a mount is the name itself."""
     if not is_address(path):
@@ -356,14 +357,15 @@ class ObjectStore(Store):
         with self._errors(name, f", bytes {begin} to {end}"):
             client = self._client  # first, since it tells whether obstore is there
             found = obstore.get(client, parts_of(name)[1], options={"range": (begin, end), **condition})
-            size, tag, pieces = found.meta["size"], found.meta["e_tag"] or "", list[Any]()
+            meta, pieces = found.meta, list[Any]()  # made anew at each look
+            size, tag = meta["size"], meta["e_tag"] or ""
             for piece in found.stream(min_chunk_size=_PIECE):
                 self.arrived(len(piece))
                 pieces.append(piece)
             data = memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
         end, strong = min(end, size), bool(tag) and not tag.startswith("W/")
         _check(name, begin, end, data, there=tuple(found.range) == (begin, end))
-        changed = found.meta["last_modified"]
+        changed = meta["last_modified"]
         if not tag and not changed.timestamp():
             what = "its server sends neither ETag nor Last-Modified, so no change of it would be noticed"
             raise StoreError(f"{name}: {what}; fetch the file", file=name)
