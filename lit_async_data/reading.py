@@ -123,7 +123,6 @@ def open_reader(
     """
     count = usable_cores() if threads is None else whole("threads", threads, 1)
     files = Files(cache, cache_limit, storage_options, storage)
-    files.note_unused(path)
     index = IndexCache(cache if cache_dir is None else cache_dir)
     with files.closed_after_an_error():
         return FileReader(files.named(path), count, index, allow_external=allow_external, files=files)

@@ -24,8 +24,8 @@ from pyarrow import compute, parquet
 from pyarrow import csv as arrow_csv
 
 from lit_async_data import AsyncLoader, FieldSpec, ManifestSource
-from lit_async_data.sources.images import image
-from lit_async_data.sources.images.formats import ImageShape, draws_of
+from lit_async_data.sources.images.formats import ImageShape
+from lit_async_data.sources.images.image import ImageDecoder
 from lit_async_data.sources.manifest.fields import NpyDecoder
 from lit_async_data.sources.manifest.files import RootDirectory, fetched
 
@@ -109,8 +109,9 @@ class Reading:
         if self.shape is None:
             NpyDecoder(FieldSpec(out.shape, out.dtype), out.dtype).decode(data, out, None, "")
         else:
-            (draw,) = draws_of(self.shape, None if key is None else np.array([key], np.uint64), 1)
-            image.decode(data, self.shape, out, draw, "")
+            decoder = ImageDecoder(self.shape, out.shape[:2])
+            (draw,) = decoder.draws(None if key is None else np.array([key], np.uint64), 1)
+            decoder.decode(data, out, draw, "")
 
 
 def photographs(folder: str, count: int) -> Files:

@@ -3,9 +3,6 @@
 CPython runs signal handlers between Python instructions, also between ``os.open`` and the assignment of its result: an
 interrupt (Ctrl-C) there leaks the descriptor. So C code calls ``os.open`` and stores the result. A file object closes
 its descriptor when it is freed.
-
-A kept file holds a head, which names the data, a body, and the CRC-32 of both. It is used only if the same head would
-be written now. A file that a crash or a full disk has cut short is detected, so writing needs no fsync.
 """
 
 from __future__ import annotations
@@ -194,10 +191,7 @@ def has_word(name: str, pattern: str, *, whole: bool = False) -> bool:
 
 
 def files_matching(pattern: str) -> list[str]:
-    """In natural order, without folders; ``**`` stands for any number of folders.
-
-    Names that begin with a dot match only a pattern that writes the dot.
-    """
+    """In natural order, without folders; hidden names only where the pattern writes the dot."""
     with opening_errors(pattern, "listed"):
         try:
             os.scandir(folder_of(pattern) or ".").close()  # ``glob`` treats folders that it cannot read as empty
@@ -367,7 +361,10 @@ def short_digest(name: str) -> str:
 
 
 class CacheFolder:
-    """Kept files; messages call them ``what``, and the folder by its option."""
+    """Kept files: a head that names the data, a body, and the CRC-32 of both, so that writing needs no fsync.
+
+    Messages call them ``what``, and the folder by its option.
+    """
 
     def __init__(self, folder: str | os.PathLike[str], what: str, option: str = "cache_dir") -> None:
         if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):

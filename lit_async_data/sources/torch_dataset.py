@@ -132,13 +132,7 @@ class DatasetSource(Source):
         return self._spec
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Read samples into arrays; see `Source.read_into`.
-
-        Raises:
-            IndexError: A sample is not in ``range(len(self))``.
-            FormatError: A sample has other keys, shapes or types than sample 0.
-            ReadError: The dataset raised an error, which is chained.
-        """
+        """As `Source.read_into`; an error that the dataset raises is the cause of a `ReadError`."""
         check_range(samples, self)  # lists, and datasets over lists, would count negative numbers from the end
         numbers = samples.tolist()
         block = max(COLLECTED_BYTES // max(self._spec.nbytes, 1), 1)
@@ -164,11 +158,7 @@ class DatasetSource(Source):
         return True
 
     def count_changes(self) -> int:
-        """How often the dataset was found changed.
-
-        Raises:
-            ChangedError: It has another length now.
-        """
+        """How often the dataset was found changed; a `ChangedError` if its length is another one now."""
         with self._lock:
             self._look()
             if self._changes and (length := len(self.dataset)) != self._length:
@@ -275,7 +265,6 @@ class DatasetSource(Source):
     def _array(self, number: int, key: str, value: Any) -> Array:
         try:
             array = as_array(value)
-            # Whole-number scalars become int64.
             return array if array.ndim or array.dtype.kind not in "iu" else as_array(array.item())
         except UnfitError as error:
             raise self._unfit(number, key, f"{error}, or: {ALTERNATIVE}") from None
@@ -334,13 +323,12 @@ def _by_key(sample: Any) -> Mapping[Any, Any]:
     if isinstance(sample, dict):
         return sample
     if isinstance(sample, tuple | list):
-        return dict(zip(getattr(sample, "_fields", None) or _names(len(sample)), sample, strict=True))
+        names = getattr(sample, "_fields", None) or map(str, range(len(sample)))
+        return dict(zip(names, sample, strict=True))
     return {"0": sample}
 
 
-@functools.cache
-def _names(count: int) -> tuple[str, ...]:
-    return tuple(map(str, range(count)))
+_EQUAL = {np.dtype(np.int64): {int}, np.dtype(np.float64): {float}}  # numbers of Python that become these
 
 
 def _fill_from_equal(array: Array, values: list[Any]) -> bool:
@@ -348,9 +336,7 @@ def _fill_from_equal(array: Array, values: list[Any]) -> bool:
     kinds = set(map(type, values))
     if kinds == {torch.Tensor}:
         return _stack(torch.from_numpy(array), values)
-    if array.ndim > 1 or kinds != (
-        {int} if array.dtype == np.int64 else {float} if array.dtype == np.float64 else None
-    ):
+    if array.ndim > 1 or kinds != _EQUAL.get(array.dtype):
         return False
     try:
         array[...] = values
@@ -361,14 +347,13 @@ def _fill_from_equal(array: Array, values: list[Any]) -> bool:
 
 def _stack(target: torch.Tensor, tensors: list[Any]) -> bool:
     dtype, shape = target.dtype, target.shape[1:]
-    if math.prod(shape) >= GRAIN:
-        return False
-    for tensor in tensors:
-        if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_cpu or tensor.layout != torch.strided:
-            return False
-    with torch.no_grad():
-        torch.stack(tensors, out=target)
-    return True
+    dense = all(each.is_cpu and each.layout == torch.strided for each in tensors)
+    alike = dense and all(each.dtype == dtype and each.shape == shape for each in tensors)
+    if alike and math.prod(shape) < GRAIN:
+        with torch.no_grad():
+            torch.stack(tensors, out=target)
+        return True
+    return False
 
 
 # -- a dataset before its first sample is read, for other processes ----------------------------------------------------

@@ -398,17 +398,6 @@ def test_ctrl_c_passes_through_and_the_lock_is_free(kind):
     assert read(source, [6])["0"].tolist() == [6.0]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_comes_at_its_place_and_the_next_batch_after_it(workers):
-    source = DatasetSource(Given(broken(5)))
-    with AsyncLoader(source, LoaderOptions(batch_size=4, shuffle=False, workers=workers)) as loader:
-        assert next(loader)[0].tolist() == [0, 1, 2, 3]
-        with pytest.raises(ReadError, match=r"Given\[5\] raised OwnError") as caught:
-            next(loader)
-        assert caught.value.__notes__ == ["in batch 1 of epoch 0, samples 4, 5, 6, … (4 in all)"]
-        assert next(loader)[0].tolist() == [8, 9, 10, 11]
-
-
 def test_by_itself_the_loop_reads_and_that_is_said_once_with_the_first_batch(caplog):
     source = DatasetSource(DATASETS["tensors"])
     before = threading.active_count()

@@ -63,21 +63,20 @@ class MirrorFolder(CacheFolder):
         self._limit = limit
         self._versions, self._oldest = dict[str, list[str]](), list[str]()  # mirrors, by object and by time
         self._room: int | None = None  # None before they were listed
-        self._came, self._bytes, self._whole_room, self._warned = 0, 0, 0, False  # of whole files
+        self._warned = False  # that whole files have no room
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_versions": {}, "_oldest": [], "_room": None}
 
     def scan(self) -> None:
         """Look which mirrors there are, and how many bytes have room, for all files that are opened next."""
-        times, taken, to_come, whole = dict[str, float](), 0, 0, 0
+        times, taken, to_come = dict[str, float](), 0, 0
         self._versions = {}
         for each in os.scandir(self.path):
             if each.name.endswith((_ENDS[0], _WHOLE)):
                 with contextlib.suppress(OSError):  # another process may have removed it
                     status = each.stat()
                     taken += status.st_size
-                    whole += status.st_size * each.name.endswith(_WHOLE)
                     to_come += max(status.st_size - status.st_blocks * 512, 0)  # once all mirrors are filled
                     if each.name.endswith(_ENDS[0]):
                         times[path := each.path.removesuffix(_ENDS[0])] = status.st_mtime
@@ -86,7 +85,6 @@ class MirrorFolder(CacheFolder):
         free = disk.f_bavail * disk.f_frsize - to_come
         self._oldest = sorted(times, key=times.__getitem__, reverse=True)  # used longest ago: the last
         self._room = free if self._limit is None else min(free, self._limit - taken)
-        self._whole_room = self._room + whole
 
     def open(self, name: str, identity: FileIdentity) -> Mirror | None:
         """The mirror of an object; None if it has no room."""
@@ -147,23 +145,17 @@ class MirrorFolder(CacheFolder):
                 os.close(file)
         return 0
 
-    def keep(self, path: str, state: str, data: bytes, number: int) -> None:
-        """Keep a whole file, one of about ``number`` (0: unknown), if it still fits; counted by this process."""
+    def keep(self, path: str, state: str, data: bytes) -> None:
+        """Keep a whole file, if it still fits."""
         with self._lock:
             fits, warned = self._has_room(len(data), evict=False), self._warned
-            self._came, self._bytes, self._warned = self._came + 1, self._bytes + len(data), warned or not fits
+            self._warned = warned or not fits
         if fits:
             name, head = _kept_as(path)
             self.store(path, name, head, f"{state}\n".encode() + data)
-        elif number and not warned:
-            needed = number * self._bytes // self._came
-            _log.warning(
-                "%s has room for about %d %% of the files of the table, which take about %d bytes; the others are "
-                "fetched again in each epoch: raise cache_limit, or give a folder on a larger disk",
-                self.path,
-                min(100 * self._whole_room // needed, 99),
-                needed,
-            )
+        elif not warned:
+            what = "%s has no room for %s; such files are fetched again in each epoch: raise cache_limit"
+            _log.warning(what, self.path, path)
 
     def kept(self, path: str) -> tuple[str, bytes]:
         """The state and the bytes of a file that came whole; an empty state if there is none."""
@@ -203,9 +195,9 @@ class Files:
         self.folder = None if cache is None else MirrorFolder(cache, limit)
         self._options, self._storage = dict(storage_options or {}), storage
         self._limit, self._left_out = limit, list[str]()
-        self.whole_files = 0  # about as many files come whole
         # The versions of whole files, by the store: another source may keep another store's file of that name.
         self._whole_states = dict[str, str]()
+        self.versions = dict[str, Version]()
         self._begin()
 
     def _begin(self) -> None:
@@ -213,10 +205,9 @@ class Files:
         share = min(int(system.memory() * MEMORY_SHARE / system.ranks_here()), MOST_MEMORY)
         self._ring = Ring(self._limit if self._limit and self.folder is None else share)
         self._stores, self._opened, self._in_memory = dict[str, Store](), dict[str, MirroredFile](), self.folder is None
-        self.versions: dict[str, Version] = getattr(self, "versions", {})
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = "folder", "_options", "_storage", "_limit", "_left_out", "_whole_states", "versions", "whole_files"
+        kept = "folder", "_options", "_storage", "_limit", "_left_out", "_whole_states", "versions"
         state = {name: vars(self)[name] for name in kept}
         if not SECRETS.get():
             state["_options"] = public(self._options)
@@ -265,18 +256,12 @@ class Files:
         path = os.fspath(given)
         return path if is_address(path) or self._storage is not None else local_path(path)
 
-    def note_unused(self, *paths: Any) -> None:
-        """Warn about options of stores that reach none."""
-        local = self._storage is None and not any(isinstance(path, str) and is_address(path) for path in paths)
-        if self._options and local:
-            _log.warning("storage_options have no effect: %s is no address; leave them out", paths[0])
-
     def matching(self, pattern: str) -> list[str]:
         """The files that match, in natural order."""
         if self.is_local(pattern):
             return local_files.files_matching(pattern)
         with self.closed_after_an_error():
-            return self._store(pattern).matching(pattern, functools.partial(self._got, pattern))
+            return self._got(pattern, functools.partial(self._store(pattern).matching, pattern))
 
     def opened(self, path: str) -> MirroredFile | None:
         """A file that is read by a mirror; None if it is read as it is."""
@@ -302,11 +287,11 @@ class Files:
                 if not self.is_local(path) and path not in opened
             }
             shown = time.monotonic()
-            for number, (path, future) in enumerate(coming.items()):
+            for number, (path, future) in enumerate(coming.items(), 1):
                 opened[path] = self._transport.result_of(future, path)
                 if time.monotonic() > shown + PROGRESS_S:
                     shown = time.monotonic()
-                    _log.info("%d of %d remote files are open", number + 1, len(coming))
+                    _log.info("%d of %d remote files are open", number, len(coming))
 
     def _open(self, path: str) -> MirroredFile:
         store = self._store(path)
@@ -383,7 +368,7 @@ class Files:
         data = bytes(head)
         if folder is not None:
             self._whole_states[path] = str(version[:2])
-            folder.keep(path, self._whole_states[path], data, self.whole_files)
+            folder.keep(path, self._whole_states[path], data)
         return data
 
     def fetch_small(self, file: MirroredFile) -> None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import datetime as dt
-import difflib
+import fnmatch
 import functools
-import itertools
 import os
 import re
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lit_async_data import system
@@ -150,15 +149,13 @@ class Store:
     def _meaning(self, error: Exception) -> tuple[type[StoreError | MissingError | ChangedError], str]:
         raise NotImplementedError
 
-    def matching(self, pattern: str, call: Callable[[Callable[[], Any]], Any]) -> list[str]:
-        """The objects that match a pattern, in natural order; ``call`` calls what calls the store, page by page."""
-        pages = iter(self._listed(pattern))
-
-        def page() -> list[str] | None:
-            with self._errors(pattern):
-                return next(pages, None)
-
-        found = list[str](itertools.chain.from_iterable(iter(lambda: call(page), None)))
+    def matching(self, pattern: str) -> list[str]:
+        """The objects that match a pattern, in natural order."""
+        found = list[str]()
+        with self._errors(pattern):
+            for page in self._listed(pattern):
+                self.arrived(0)  # a sign of life
+                found += page
         if not found:
             hint = "; a bracket that is part of a name is written [[]" * ("[" in pattern)
             raise MissingError(f"{pattern}: matches no object; check the pattern{hint}", file=pattern)
@@ -270,9 +267,7 @@ _NAMES = {
     "region_name": "region",
     "requester_pays": "request_payer",
 }
-# Names of obstore that a typo may stand for; it refuses unknown ones itself, but for those of ``retry_config``.
-_KNOWN = [*_NAMES, *_NAMES.values(), "query", "client_options", "retry_config", "timeout", "default_headers"]
-_KNOWN += ["virtual_hosted_style_request", "service_account_path", "account_name", "account_key", "sas_token"]
+# obstore refuses unknown names itself, but for these.
 _RETRY_NAMES = ["max_retries", "retry_timeout", "backoff", "init_backoff", "max_backoff", "base"]
 _CHANGED = "changed since the source was built; build it again"
 CHECK = "check the network, the address and the credentials"
@@ -305,16 +300,10 @@ class ObjectStore(Store):
             what = f"{self.url} is read by obstore; install it: pip install 'lit_async_data[cloud]'"
             raise ConfigError(what, "path") from error
         except (exceptions.BaseError, ValueError, TypeError) as error:
-            client = options.get("client_options")
-            given = [*options, *(client if isinstance(client, Mapping) else ())]
-            names = [name for name in map(str, given) if name not in _KNOWN]
-            near = [meant for name in names for meant in difflib.get_close_matches(name, _KNOWN, n=1)]
-            advice = f"did you mean {near[0]}?" if near else "see obstore's options"
             text = _first_line(error).rstrip(".")
-            for name in map(str, given):  # as the user has typed it
+            for name in map(str, options):  # as the user has typed it
                 text = text.replace(repr(_NAMES.get(name, name)), repr(name))
-            what = f"{self.url} cannot be used: {text}; {advice}"
-            raise ConfigError(what, "storage_options") from error
+            raise ConfigError(f"{self.url} cannot be used: {text}; see obstore's options", "storage_options") from error
 
     def _from_options(self, options: Mapping[str, Any]) -> Any:
         names = _NAMES | ({"endpoint_url": "base_url"} if self.url.startswith("gs://") else {})
@@ -363,9 +352,8 @@ class ObjectStore(Store):
                 self.arrived(len(piece))
                 pieces.append(piece)
             data = memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-        end, strong = min(end, size), bool(tag) and not tag.startswith("W/")
-        _check(name, begin, end, data, there=tuple(found.range) == (begin, end))
-        changed = meta["last_modified"]
+        _check(name, begin, min(end, size), data)  # obstore has compared the place
+        changed, strong = meta["last_modified"], bool(tag) and not tag.startswith("W/")
         if not tag and not changed.timestamp():
             what = "its server sends neither ETag nor Last-Modified, so no change of it would be noticed"
             raise StoreError(f"{name}: {what}; fetch the file", file=name)
@@ -376,10 +364,11 @@ class ObjectStore(Store):
             what = "a web server lists no files; give the addresses as a list, without queries (?…), and with %5B for ["
             raise ConfigError(f"{pattern}: {what}", "path")
         key = parts_of(pattern)[1]
-        fits, prefix = re.compile(pattern_as_regex(key)).fullmatch, pattern.removesuffix(key)
+        prefix, parts = pattern.removesuffix(key), key.split("/")
         folder = re.split(r"[*?\[]", key, maxsplit=1)[0].rpartition("/")[0]  # obstore takes whole names of folders
         for page in self._client.list(folder or None, chunk_size=_PAGE):
-            yield [prefix + name for each in page if fits(name := each["path"]) or name == key]
+            names = [each["path"] for each in page]
+            yield [prefix + name for name in names if name == key or fits(name.split("/"), parts)]
 
     def _meaning(self, error: Exception) -> tuple[type[StoreError | MissingError | ChangedError], str]:
         text = _first_line(error)
@@ -419,29 +408,17 @@ def _without(options: Mapping[str, Any], text: str) -> str:
     return re.sub(r"\?[^\s()\"']*", "?…", text) if "query" in options else text  # which a client may have encoded
 
 
-def _check(name: str, begin: int, end: int, data: memoryview, *, there: bool = True) -> None:
-    if not there or len(data) != end - begin:
+def _check(name: str, begin: int, end: int, data: memoryview) -> None:
+    if len(data) != end - begin:
         what = f"bytes {begin} to {end} were asked for, and {len(data)} came"
         raise StoreError(f"{name}: {what}; check the server, or the proxy before it", file=name)
 
 
-_WILDCARDS = {"*": "[^/]*", "?": "[^/]"}
-_FOLDERS = "(?:[^/.][^/]*/)*"
-
-
-def pattern_as_regex(pattern: str) -> str:
+def fits(names: Sequence[str], patterns: Sequence[str]) -> bool:
     """As `glob`: ``**`` stands for any number of folders, and hidden names match only where the dot is written."""
-    *folders, name = pattern.split("/")
-    found = [_FOLDERS if each == "**" else f"{_as_regex(each)}/" for each in folders]
-    return "".join([*found, _FOLDERS * (name == "**"), _as_regex(name)])
-
-
-def _as_regex(name: str) -> str:
-    found = "" if name.startswith(".") else r"(?!\.)"
-    for each in re.split(r"(\[!?\]?[^\]]*\]|[*?])", name):
-        inner = re.sub(r"([\\\[\]^&~|])", r"\\\1", each[1:-1])
-        if each[:1] != "[" or inner in ("", "!"):
-            found += _WILDCARDS.get(each) or re.escape(each)
-        else:
-            found += f"[^/{inner[1:]}]" if inner[0] == "!" else f"[{inner}]"
-    return found
+    if not names or not patterns:
+        return not names and not patterns
+    shown = patterns[0].startswith(".") or not names[0].startswith(".")
+    if patterns[0] == "**":
+        return fits(names, patterns[1:] or ["*"]) or (shown and fits(names[1:], patterns))
+    return shown and fnmatch.fnmatchcase(names[0], patterns[0]) and fits(names[1:], patterns[1:])

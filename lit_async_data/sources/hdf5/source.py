@@ -220,7 +220,6 @@ class HDF5Source(Source):
         with files.closed_after_an_error():
             joined = None if table is None else JoinedTable(table, on, unmatched, filters, chosen, files=files)
             names = chosen_files(path, files)
-            files.note_unused(*names, table)
             if allow_external:
                 refuse_external(names, files)
             request = PartRequest(

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import threading
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,20 +18,17 @@ import numpy as np
 
 from lit_async_data.batch.spec import Array, Bytes, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
-from lit_async_data.order.permutation import Words
+from lit_async_data.order.permutation import Words, derived_keys
 from lit_async_data.sources.images import formats
 from lit_async_data.sources.images.formats import UPRIGHT, Box, Crop, Draw, Format, Head, ImageShape, values_of
 from lit_async_data.sources.local_files import has_word
 from lit_async_data.system import after_fork_in_child
 
-# A JPEG is decoded at half, a quarter or an eighth of its size if this many times the output pixels remain in each
-# direction. On photographs this changes values about as much as JPEG compression itself (0.4 to 0.9 of 255 on average);
-# with 1 here, three times as much.
+# A JPEG is decoded at a part of its size if this many times the output pixels remain in each direction.
 _MIN_OVERSAMPLING = 2
 # Images that are decoded to more pixels are decoded one at a time: each takes up to 20 bytes per pixel.
 _LARGE = 2**24
-# Kernels of torch.nn.functional.interpolate with antialias=True, which has no ``out``; its copies take a fifth of the
-# time.
+# Kernels of torch.nn.functional.interpolate with antialias=True, which has no ``out``.
 _KERNELS = {"bilinear": "_upsample_bilinear2d_aa", "bicubic": "_upsample_bicubic2d_aa"}
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 _MASKS = "masks?|labels?|segs?|segmentations?|annotations?"
@@ -66,71 +63,69 @@ class ImageDecoder:
         return self.shape.resize == "random_crop"
 
     def draws(self, keys: Words | None, count: int) -> Sequence[Draw]:
-        return formats.draws_of(self.shape, keys, count)
+        if keys is None or not self.is_random:
+            return [None] * count
+        if self.shape.draw is not None:
+            keys = derived_keys(keys, zlib.crc32(self.shape.draw.encode()))
+        drawn: list[Draw] = derived_keys(keys[:, None], np.arange(4 * formats.TRIES)).tolist()
+        return drawn
 
-    def decode(self, data: bytes, out: Array, draw: Draw, where: str) -> Shown:
-        return decode(data, self.shape, out, draw, where)
+    def decode(self, data: Any, out: Array, draw: Draw, where: str) -> Shown:
+        """Decode an image, resize it, and write it to ``out``: shape (H, W, C), undefined after an error.
 
-
-def decode(data: Any, shape: ImageShape, out: Array, draw: Draw, where: str) -> Shown:
-    """Decode an image, resize it, and write it to ``out``: shape (H, W, C), undefined after an error.
-
-    Applies the orientation in EXIF or XMP. CMYK and palettes become colours, and a grey image has equal R, G and B;
-    mode P delivers the stored numbers of a palette instead. ``draw`` selects a random crop.
-
-    A file that ends too soon is an error, and so are a changed byte in a PNG and a JPEG that libjpeg warns of. The
-    other formats have no checksums: changed bytes can become changed pixels, in most JPEGs too.
-    """
-    if out.dtype != shape.dtype or out.ndim != 3 or out.shape[2] != shape.channels:
-        raise ValueError(f"an array of {out.dtype} {out.shape} for an image of {shape.channels} channels")
-    stored = bytes(data)  # no copy of bytes
-    kind = formats.format_of(stored, where)
-    try:
-        head = _checked_head(kind, stored, shape, where)
-        height, width = formats.upright_size(head.size, head.turned)
-        if shape.image_size is None and out.shape[:2] != (height, width):
-            what = f"{height}×{width} pixels (height × width), but {out.shape[0]}×{out.shape[1]}"
-            what += " are expected; give image_size to resize all images, or deliver them as they are by a DataLoader"
-            raise FormatError(f"{where}: {what} with a collate_fn under prefetched(...)")  # noqa: TRY301
-        crop = formats.crop_of(shape, height, width, (out.shape[0], out.shape[1]), draw)
-        factor = _factor(kind, crop, shape)
-        with _turn if height * width > _LARGE * factor**2 else contextlib.nullcontext():
-            out = _filled(out, crop, shape)
-            decoded = kind.decode(stored, head, factor, out if _as_stored(head, crop, shape, out) else None)
-            if decoded is not out:
-                pixels = values_of(decoded, head, shape)
-                if head.turned != UPRIGHT:
-                    pixels = formats.upright(pixels, head.turned)
-                box = crop.box if factor == 1 else _reduced(head, crop.box, factor, shape)
-                write_resized(pixels, box, shape, out)
-    except (MemoryError, ConfigError, FormatError):
-        raise
-    except Exception as error:
-        raise _damage(kind, error, where) from error
-    return Shown((height, width), max(head.turned, head.was_turned), head.mode)
+        Applies the orientation in EXIF or XMP. A file that ends too soon is an error, and so are a changed byte in a
+        PNG and a JPEG that libjpeg warns of; formats without checksums can have changed pixels.
+        """
+        shape = self.shape
+        if out.dtype != shape.dtype or out.ndim != 3 or out.shape[2] != shape.channels:
+            raise ValueError(f"an array of {out.dtype} {out.shape} for an image of {shape.channels} channels")
+        stored = bytes(data)  # no copy of bytes
+        kind = formats.format_of(stored, where)
+        with _damage_named(kind, where):
+            head = _checked_head(kind, stored, shape, where)
+            height, width = formats.upright_size(head.size, head.turned)
+            if shape.image_size is None and out.shape[:2] != (height, width):
+                what = f"{height}×{width} pixels (height × width), but {out.shape[0]}×{out.shape[1]} are expected"
+                what += "; give image_size to resize all images, or deliver them as they are by a DataLoader with a"
+                raise FormatError(f"{where}: {what} collate_fn under prefetched(...)")
+            crop = formats.crop_of(shape, height, width, (out.shape[0], out.shape[1]), draw)
+            factor = _factor(kind, crop, shape)
+            with _turn if height * width > _LARGE * factor**2 else contextlib.nullcontext():
+                out = _filled(out, crop, shape)
+                decoded = kind.decode(stored, head, factor, out if _as_stored(head, crop, shape, out) else None)
+                if decoded is not out:
+                    pixels = values_of(decoded, head, shape)
+                    if head.turned != UPRIGHT:
+                        pixels = formats.upright(pixels, head.turned)
+                    box = crop.box if factor == 1 else _reduced(head, crop.box, factor, shape)
+                    write_resized(pixels, box, shape, out)
+        return Shown((height, width), max(head.turned, head.was_turned), head.mode)
 
 
 def size_of(data: Any, shape: ImageShape, where: str) -> tuple[int, int]:
     """(height, width) after orientation, without decoding; see `decode`."""
     stored = bytes(data)
     kind = formats.format_of(stored, where)
-    try:
+    with _damage_named(kind, where):
         head = _checked_head(kind, stored, shape, where)
-    except (MemoryError, ConfigError, FormatError):
-        raise
-    except Exception as error:
-        raise _damage(kind, error, where) from error
     return formats.upright_size(head.size, head.turned)
 
 
-def _damage(kind: Format, error: Exception, where: str) -> Exception:
-    if isinstance(error, ImportError):
-        return ConfigError("Pillow is missing; install it by pip install pillow", "image")
-    # Pillow raises many types for damaged data; other types than these name internals of a decoder.
-    said = isinstance(error, ValueError | OSError | SyntaxError)
-    reason = str(error) if said else "its data are inconsistent or end too soon"
-    what = f"the {kind.name} cannot be decoded ({reason}); fetch the file again, or convert it if it is whole"
-    return CorruptError(f"{where}: {what}")
+@contextlib.contextmanager
+def _damage_named(kind: Format, where: str) -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, ConfigError, FormatError):
+        raise
+    except ImportError as error:
+        missing = "simplejpeg" if error.name == "simplejpeg" else "pillow"
+        raise ConfigError(f"{missing} is missing; install it by pip install {missing}", "image") from error
+    except Exception as error:
+        # Pillow raises many types for damaged data; other types than these name internals of a decoder.
+        said = isinstance(error, ValueError | OSError | SyntaxError)
+        reason = str(error) if said else "its data are inconsistent or end too soon"
+        what = f"the {kind.name} cannot be decoded ({reason}); fetch the file again, or convert it if it is whole"
+        raise CorruptError(f"{where}: {what}") from error
 
 
 def _checked_head(kind: Format, data: bytes, shape: ImageShape, where: str) -> Head:
@@ -182,11 +177,7 @@ def _reduced(head: Head, box: Box, factor: int, shape: ImageShape) -> Box:
     return formats.whole_pixels(*box) if shape.resize in ("crop", "random_crop") else box
 
 
-# -- resizing ----------------------------------------------------------------------------------------------------------
-#
-# torch's kernel for bytes is Pillow's algorithm in vector instructions. JPEGs of 330×370 pixels to 224×224: Pillow
-# 900 µs, torch 170 µs, with values that differ by at most 1 of 255 and by 0.001 on average (bicubic differs more in
-# strong enlargements).
+# -- resizing: torch's kernel for bytes is Pillow's algorithm in vector instructions -----------------------------------
 
 
 def write_resized(pixels: Array, box: Box, shape: ImageShape, out: Array) -> None:
@@ -206,22 +197,17 @@ def write_resized(pixels: Array, box: Box, shape: ImageShape, out: Array) -> Non
 
 
 def _by_torch(pixels: Bytes, interpolation: str, out: Bytes) -> None:
+    import torch  # with the first image that is resized: a reader process takes a second to import it
+
     if not (_dense(pixels) and pixels.flags.writeable):
         pixels = np.array(pixels, order="C")  # otherwise torch copies in its own threads, or warns
     straight = out.shape[2] == pixels.shape[2] and _dense(out)
     found = out if straight else np.empty((*out.shape[:2], pixels.shape[2]), np.uint8)
-    kernel, tensor = _kernel(interpolation)
-    given, result = tensor(pixels[None].transpose(0, 3, 1, 2)), tensor(found[None].transpose(0, 3, 1, 2))
+    given, result = (torch.from_numpy(each[None].transpose(0, 3, 1, 2)) for each in (pixels, found))
+    kernel = getattr(torch.ops.aten, _KERNELS[interpolation]).out
     kernel(given, out.shape[:2], False, None, None, out=result)
     if not straight:
         out[...] = found
-
-
-@functools.cache
-def _kernel(interpolation: str) -> tuple[Any, Any]:
-    import torch  # with the first image that is resized: a reader process takes a second to import it
-
-    return getattr(torch.ops.aten, _KERNELS[interpolation]).out, torch.from_numpy
 
 
 def _dense(pixels: Bytes) -> bool:

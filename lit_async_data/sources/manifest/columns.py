@@ -8,7 +8,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -28,18 +28,12 @@ from lit_async_data.sources.table.labels import Null, parsed_text
 from lit_async_data.sources.table.table import Table
 
 Kind = Literal["image", "npy", "hdf5", "class", "number", "text"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 FILES: tuple[Kind, ...] = ("image", "npy", "hdf5")
 Given = str | Sequence[str] | Mapping[str, Any]
 _IMAGE = tuple(field.name for field in dataclasses.fields(ImageShape))
-IMAGES = tuple(suffix for each in FORMATS for suffix in each.suffixes)
 HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".h5ad", ".nc", ".nc4")
-NPY = (".npy",)
-SUFFIXES: dict[str, Kind] = {
-    **dict.fromkeys(IMAGES, "image"),
-    **dict.fromkeys(HDF5, "hdf5"),
-    **dict.fromkeys(NPY, "npy"),
-}
+SUFFIXES: dict[str, Kind] = {suffix: "image" for each in FORMATS for suffix in each.suffixes}
+SUFFIXES |= {".npy": "npy", **dict.fromkeys(HDF5, "hdf5")}
 
 
 @explains_names()
@@ -102,7 +96,7 @@ class Column:
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", _names(self.name))
         if self.kind is not None:
-            one_of("kind", self.kind, KINDS)
+            one_of("kind", self.kind, get_args(Kind))
         one_of("null", self.null, get_args(Null))
         if self.max_length is not None:
             object.__setattr__(self, "max_length", whole("max_length", self.max_length, 1))
@@ -122,13 +116,7 @@ class Column:
 
     @classmethod
     def of(cls, given: Any, where: str = "", image: ImageShape | None = None) -> Column:
-        """A column from its name, a list of names, or a mapping of options.
-
-        Args:
-            given: The name, list or mapping.
-            where: Prefix of option names in messages: ``"fields.x."``.
-            image: Image options, which the mapping can override.
-        """
+        """A column from its name, a list of names, or a mapping of options, which can override those of ``image``."""
         image = ImageShape() if image is None else image
         with within(where):
             if isinstance(given, Column):
@@ -242,16 +230,8 @@ def _kind_of_value(value: Any, root: RootDirectory) -> Kind | None:
 class TableRow(Location):
     """The place of a sample; ``file`` is the table."""
 
-    id: str | None  # None if samples have no ids
-    path: str | None  # of the first file that the row names; None if it names none
-
-    def __new__(cls, file: str, row: int, id: str | None = None, path: str | None = None) -> Self:  # noqa: A002
-        location = super().__new__(cls, file, "/", row)
-        location.id, location.path = id, path
-        return location
-
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        return self.file, self.row, self.id, self.path
+    id: str | None = None  # if samples have ids
+    path: str | None = None  # of the first file that the row names
 
     def __repr__(self) -> str:
         return f"TableRow(file={self.file!r}, row={self.row}, id={self.id!r}, path={self.path!r})"
@@ -259,22 +239,19 @@ class TableRow(Location):
 
 def _similar_path(path: str) -> str:
     """A hint that names an existing file with a similar path, and the fix; empty if there is none."""
-    others = {"backslashes: write /": path.replace("\\", "/")}
-    others["spaces around a name"] = re.sub(" */ *", "/", path.strip())
+    others = {path.replace("\\", "/"): "the table has backslashes: write /"}
+    others[re.sub(" */ *", "/", path.strip())] = "the table has spaces around a name"
     for form in ("NFC", "NFD"):
-        fix = f"another Unicode form of a name: unicodedata.normalize({form!r}, path) fixes it"
-        others[fix] = unicodedata.normalize(form, path)
-    others |= {f"several paths: set separator: {each!r}": path.partition(each)[0] for each in ";,|" if each in path}
-    for difference, other in others.items():
-        if os.path.lexists(other):
-            return f" {quoted(other)} exists; the table has {difference}"
+        fix = f"the table has another Unicode form of a name: unicodedata.normalize({form!r}, path) fixes it"
+        others[unicodedata.normalize(form, path)] = fix
+    others |= {path.partition(each)[0]: f"the table has several paths: set separator: {each!r}" for each in ";,|"}
     stem, end = os.path.splitext(path)
-    for each, kind in SUFFIXES.items():
-        if os.path.lexists(path + each):
-            return f" {quoted(path + each)} exists; set suffix: {each}"
-        if kind == SUFFIXES.get(end.lower()) and os.path.lexists(stem + each):
-            return f" {quoted(stem + each)} exists, which ends in {each}; correct suffix if you set it, else the table"
-    return ""
+    for suffix, kind in SUFFIXES.items():
+        others[path + suffix] = f"set suffix: {suffix}"
+        if kind == SUFFIXES.get(end.lower()):
+            others[stem + suffix] = f"it ends in {suffix}: correct suffix if you set it, else the table"
+    found = (each for each in others if each != path and os.path.lexists(each))
+    return next((f" {quoted(each)} exists; {others[each]}" for each in found), "")
 
 
 class Rows:
@@ -287,35 +264,29 @@ class Rows:
     def __len__(self) -> int:
         return len(self.table)
 
-    def ids(self, samples: Sequence[int]) -> list[str | None]:
-        if self.id is None:
-            return [None] * len(samples)
-        return list(self.table.text(self.id, samples))
-
     def locations(self, samples: Indices, paths: Sequence[str | None]) -> list[Location]:
-        places = map(self.table.origin.place, samples.tolist())
-        return [
-            TableRow(file, row, name, path)
-            for (file, row), name, path in zip(places, self.ids(samples.tolist()), paths, strict=True)
-        ]
-
-    def where(self, sample: int) -> str:
-        file, row = self.table.origin.place(sample)
-        (name,) = self.ids([sample])
-        named = "" if name is None else f", id {quoted(name)}"
-        return f"{self.table.origin.row} {row} of {printable_path(file)}{named}"
+        names: Sequence[str | None] = [None] * len(samples)
+        if self.id is not None:
+            names = self.table.text(self.id, samples)
+        found = list[Location]()
+        for sample, name, path in zip(samples.tolist(), names, paths, strict=True):
+            file, row = self.table.origin.place(sample)
+            found.append(location := TableRow(file, "/", row))
+            location.id, location.path = name, path
+        return found
 
     def with_row(
         self, error: AsyncDataError, sample: int, path: str | None = None, hint: str = "", where: str = ""
     ) -> AsyncDataError:
-        _, row = self.table.origin.place(sample)
+        file, row = self.table.origin.place(sample)
+        place = f"{self.table.origin.row} {row} of {printable_path(file)}"
+        if self.id is not None:
+            place += f", id {quoted(self.table.text(self.id, [sample])[0])}"
         if path is not None and isinstance(error, MissingError):
             hint += _similar_path(path)
-        message, place = f"{where}{error}{hint}", self.where(sample)
-        located = type(error)(
-            message, place=place, file=path or error.file, dataset=error.dataset, row=row, sample_id=sample
-        )
-        located.__cause__, located.span = error.__cause__, error.span
+        at: dict[str, Any] = {"file": path or error.file, "dataset": error.dataset, "row": row, "sample_id": sample}
+        located = type(error)(f"{where}{error}{hint}", place=place, **at)
+        located.span = error.span
         return located
 
     # -- how samples belong together ---------------------------------------------------------------------------------
@@ -341,7 +312,7 @@ class Rows:
 
     def kept(self, exclude: Exclude, paths: Sequence[Paths]) -> npt.NDArray[np.bool_]:
         def paths_of(sample: int) -> list[str]:
-            return [named[0] or "" for each in paths for named in [each.named(np.array([sample]))]]
+            return [each.named(np.array([sample]))[0] or "" for each in paths]
 
         origin, rows, first = self.table.origin, self._row_numbers(), self.table.origin.starts[:-1].tolist()
         counts, own_rows = np.diff(origin.starts).tolist(), np.split(rows, np.searchsorted(rows, first[1:]))
@@ -392,12 +363,8 @@ class Paths:
         if self.embedded is not None:
             counts = [1] * len(samples) if self.lengths is None else np.abs(self.lengths[samples]).tolist()
             return [[self._name(item) for item in range(count)] for count in counts]
-        texts = self.texts(samples)
-        try:
-            return [list(map(self.root.path_of, each)) for each in texts]
-        except SourceError:  # names the row
-            rows = zip(samples.tolist(), texts, strict=True)
-            return [[self._path_of(text, sample, item) for item, text in enumerate(each)] for sample, each in rows]
+        rows = zip(samples.tolist(), self.texts(samples), strict=True)
+        return [[self._path_of(text, sample, item) for item, text in enumerate(each)] for sample, each in rows]
 
     def texts(self, samples: Indices) -> list[list[str]]:
         """The paths of each sample, as the table has them."""
@@ -438,10 +405,9 @@ class Paths:
     def distinct(self) -> tuple[Indices, list[str]]:
         """The number of each sample's path, and the paths that have these numbers, which must be few."""
         codes, texts = self._table.encoded(self.column)
-        present, codes = np.unique(codes, return_inverse=True)
-        firsts = np.unique(codes, return_index=True)[1].tolist()
+        present, firsts, codes = np.unique(codes, return_index=True, return_inverse=True)
         paths = []
-        for code, first in zip(present.tolist(), firsts, strict=True):
+        for code, first in zip(present.tolist(), firsts.tolist(), strict=True):
             path = self._path_of(texts[code], first)
             try:
                 paths.append(self.root.checked(path))

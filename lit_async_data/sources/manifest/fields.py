@@ -37,7 +37,7 @@ from lit_async_data.sources.images.image import Alignment, ImageDecoder, Places,
 from lit_async_data.sources.local_files import HEAD_BYTES, Exclude, is_address, mistaken
 from lit_async_data.sources.manifest.columns import FILES, Column, Kind, Paths, Rows, kind_of
 from lit_async_data.sources.manifest.files import FilePrefetcher, RootDirectory
-from lit_async_data.sources.table.embedded import EmbeddedFiles, Groups
+from lit_async_data.sources.table.embedded import EmbeddedFiles
 from lit_async_data.sources.table.formats import NoColumnError, is_number, listed, quoted
 from lit_async_data.sources.table.labels import Labels, padded_length
 from lit_async_data.sources.table.table import Table, TableReader
@@ -262,8 +262,6 @@ class Fields:
         table = _without(table, reader, [table.missing(each.row) for each in hdf5.values() if each.null == "drop"])
         if id is not None:
             table = table.with_ids(id)
-        for key, column in hdf5.items():
-            _check_paths(key, column, table)
         table, self.labels = _labels(inline, table, reader)
         line = f"null: drop leaves out {count - len(table):,} of {count:,} rows, and sample numbers count the rest"
         self.left_out = line if len(table) < count else ""
@@ -308,12 +306,9 @@ class Fields:
 
     @property
     def embedded(self) -> list[EmbeddedFiles]:
-        return [field.embedded for field in self.files.values() if field.embedded is not None]
-
-    @property
-    def groups(self) -> list[Groups]:
-        """The groups of embedded files that must be decoded."""
-        return [each.groups for each in self.embedded if any(each.groups.nbytes)]
+        """Those whose groups must be decoded."""
+        found = [field.embedded for field in self.files.values() if field.embedded is not None]
+        return [each for each in found if any(each.groups.nbytes)]
 
     @property
     def paths(self) -> Paths | None:
@@ -379,15 +374,6 @@ class Fields:
         elif table.origin.untyped and table.is_text(own):  # text that was read as numbers
             labels = labels_of(dataclasses.replace(column, classes=tuple(classes)), table)
         return _cast(column, labels, table)
-
-
-def _check_paths(key: str, column: Column, table: Table) -> None:
-    """Refuse rows without a path of an HDF5 file, since these files are opened now."""
-    missing = table.missing(column.names[0])
-    if missing.size:
-        more = f", and none in {missing.size - 1} other rows" if missing.size > 1 else ""
-        message = f"no path{more}; give one, or set null: drop in fields.{key}"
-        raise table.origin.error(message, row=int(missing[0]), column=column.names[0])
 
 
 def _without(table: Table, reader: TableReader, dropped: Sequence[Indices]) -> Table:
@@ -487,16 +473,13 @@ def _parsed(head: bytes) -> NpyHeader:
 
 def _labels(columns: Mapping[str, Column], table: Table, reader: TableReader) -> tuple[Table, dict[str, Labels]]:
     """The labels of columns, and the table without rows that any of the columns drops."""
-    while True:
-        labels = {}
-        for key, column in columns.items():
-            with within(f"fields.{key}."):
-                labels[key] = labels_of(column, table)
-        dropped = [each.dropped for each in labels.values()]
-        if not any(rows.size for rows in dropped):
-            break
+    labels = {}
+    for key, column in columns.items():
+        with within(f"fields.{key}."):
+            labels[key] = labels_of(column, table)
+    if dropped := [each.dropped for each in labels.values() if each.dropped.size]:
         # NaN and missing values in lists are known only now. Classes that only dropped rows have must vanish, too.
-        table = _without(table, reader, dropped)
+        return _labels(columns, _without(table, reader, dropped), reader)
     for key, each in labels.items():
         labels[key] = _cast(columns[key], each, table)
         if columns[key].kind is None and columns[key].classes is None and (what := no_repeats(each)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import io
 import itertools
 import os
 import re
@@ -29,7 +30,6 @@ _PLAIN = re.compile(r"[^./\\:\0~$][^/\\:\0]*(?:/[^./\\:\0][^/\\:\0]*)*")
 _FLAGS = os.O_RDONLY | system.CLOSE_ON_EXEC | system.NO_BLOCKING | system.NO_TERMINAL | system.BINARY
 _LINK_ERRORS = (errno.ELOOP, errno.EMLINK)  # for a link that O_NOFOLLOW does not follow
 _SLOW_S = 1e-3  # a file that takes longer counts as cold, if the system does not say
-_PIECE = 2**30  # most bytes per read that all systems support
 THREADS = 16  # with 5 ms per file from a network, these read 3200 files per second
 # Reading ahead begins if more than this share of about the last 16 files was not in the page cache.
 _AVERAGED_FILES, _COLD_SHARE = 16, 0.1
@@ -46,7 +46,6 @@ class RootDirectory:
 
     def __init__(self, root: str, *, allow_external: bool = False, files: Files = LOCAL) -> None:
         self.root, self.files = files.named(root).rstrip("/") or "/", files
-        self.all_local = files.is_local(self.root) and not allow_external
         self.allow_external = allow_external
         self._checked_folders: set[str] = set()
 
@@ -168,35 +167,20 @@ def _opened_and_read(path: str, most_bytes: int, root: RootDirectory) -> tuple[b
             what = f"{status.st_size} bytes, more than the limit of {most_bytes}; leave it out"
             raise FormatError(f"{path}: {what}", file=path)
         cold = is_cold(number, 0)
-        data = _all_bytes(number, path, status.st_size)
-        if os.fstat(number).st_mtime_ns != status.st_mtime_ns:
-            raise _changed(path)
+        file = io.FileIO(number, closefd=False)
+        data = file.readall()
+        changed = len(data) != status.st_size or os.fstat(number).st_mtime_ns != status.st_mtime_ns
         # A write may be in progress, which updates the time only when it begins.
-        if changed_recently(status.st_mtime_ns):
-            os.lseek(number, 0, os.SEEK_SET)
-            if _all_bytes(number, path, status.st_size) != data:
-                raise _changed(path)
+        if not changed and changed_recently(status.st_mtime_ns):
+            file.seek(0)
+            changed = file.readall() != data
+        if changed:
+            what = "changed while it was read; do not write to it during training"
+            raise ChangedError(f"{path}: {what}", file=path)
     finally:
         if opened:
             os.close(opened[0])
     return data, cold
-
-
-def _changed(path: str) -> ChangedError:
-    return ChangedError(f"{path}: changed while it was read; do not write to it during training", file=path)
-
-
-def _all_bytes(number: int, path: str, size: int) -> bytes:
-    pieces, left = [], size + 1  # one byte more, to detect a file that grew
-    try:
-        while left > 1 and (piece := os.read(number, min(left, _PIECE))):
-            pieces.append(piece)
-            left -= len(piece)
-    except OSError as error:
-        raise OSError(error.errno, f"{error.strerror} at byte {size + 1 - left}") from error
-    if left != 1:
-        raise _changed(path)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 # -- reading ahead -----------------------------------------------------------------------------------------------------
@@ -222,7 +206,7 @@ class FilePrefetcher:
     def read(self, path: str) -> bytes:
         root, files = self._root, self._root.files
         known, coming = path in self._coming, self._coming.pop(path, None)
-        if not root.all_local and not files.is_local(path):
+        if not files.is_local(path):
             return files.whole(root.checked(path), coming)
         data, cold = fetched(path, MOST_WHOLE_BYTES, root)
         if not known:
@@ -231,7 +215,7 @@ class FilePrefetcher:
 
     def fill(self, path: str, parts: Sequence[Any], nbytes: int) -> bool:
         root = self._root
-        if not ((root.all_local or root.files.is_local(path)) and filled(path, parts, nbytes, root)):
+        if not (root.files.is_local(path) and filled(path, parts, nbytes, root)):
             return False
         if path not in self._coming:
             self._cold -= self._cold / _AVERAGED_FILES

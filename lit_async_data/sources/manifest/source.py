@@ -29,7 +29,7 @@ from lit_async_data.sources.contract.user_code import digest, probes
 from lit_async_data.sources.files.files import Files
 from lit_async_data.sources.images.formats import ImageShape
 from lit_async_data.sources.local_files import Exclude, is_address, local_path, raise_if_none_left
-from lit_async_data.sources.manifest.columns import IMAGES, NPY, Column, Given
+from lit_async_data.sources.manifest.columns import Column, Given, kind_of_path
 from lit_async_data.sources.manifest.fields import Fields
 from lit_async_data.sources.manifest.files import RootDirectory
 from lit_async_data.sources.table.embedded import EmbeddedFiles
@@ -44,10 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 def class_folders(root: str, *, links: bool = False) -> FolderTable:
-    """A table of the images and ``.npy`` files in a tree of class folders, sorted by class and name.
-
-    Its columns are ``path``, relative to ``root``, and ``label``. Links to folders are followed only with ``links``.
-    """
+    """A table of the images and ``.npy`` files in a tree of class folders: their paths in it, and the labels."""
     if not os.path.isdir(root):
         raise ConfigError(f"{root} is not a folder; give one with a folder per class", "from_folder")
     folders = [entry for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")]
@@ -91,7 +88,7 @@ def _check_no_stages(root: str, folders: list[str]) -> None:
 
 
 def _is_readable(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in (*IMAGES, *NPY)
+    return kind_of_path(name) in ("image", "npy")
 
 
 def _counted(suffixes: Counter[str]) -> str:
@@ -248,11 +245,9 @@ class ManifestSource(Source):
         files = Files(cache, cache_limit, storage_options, storage)
         with files.closed_after_an_error():
             self._reader = TableReader(files.copied(table), filters, text_format)
-            self._name = table if isinstance(table, str) and is_address(table) else ""
-            where = root_of(table) if root is None else os.fspath(root)
-            if not allow_external:  # else rows may be addresses
-                files.note_unused(where, table)
-            folder = RootDirectory(where, allow_external=allow_external, files=files)
+            folder = RootDirectory(
+                root_of(table) if root is None else os.fspath(root), allow_external=allow_external, files=files
+            )
             self._fields = Fields(columns, self._reader, folder, id, exclude)
             if shape.image_size is not None and not any(field.decoder.images for field in self._fields.files.values()):
                 given = ", ".join(f"{key} (column {', '.join(column.names)!r})" for key, column in columns.items())
@@ -278,7 +273,6 @@ class ManifestSource(Source):
             ConfigError: ``root`` is not a folder, has no folders, or its folders are stages (``train``, ``val``), not
                 classes.
             MissingError: A class has no files.
-            SourceError: No descriptor is left to list a folder with.
 
         Example:
             >>> import tempfile, os
@@ -292,20 +286,17 @@ class ManifestSource(Source):
             ((3, 32, 32), ('auk', 'owl'))
             >>> folder.cleanup()
         """
-        check_names(options, OPTIONS, ELSEWHERE)
         path = local_path(root)
         with local_files.opening_errors(path, "listed"):
             table = class_folders(path, links=bool(options.get("allow_external")))
-        source = cls(table, {"x": PATH, "y": LABEL} if fields is None else fields, root=path, **options)
-        source._name = path
-        return source
+        return cls(table, {"x": PATH, "y": LABEL} if fields is None else fields, root=path, **options)
 
     def __len__(self) -> int:
         return len(self._fields.rows)
 
     @property
     def name(self) -> str:
-        return self._name or self._fields.rows.table.origin.name
+        return self._fields.rows.table.origin.name
 
     @property
     def spec(self) -> BatchSpec:
@@ -320,8 +311,8 @@ class ManifestSource(Source):
         for key, file in fields.files.items():
             if file.paths.lengths is not None:
                 fingerprint[f"lengths of {key}"] = digest(file.paths.lengths)
-        for groups in fields.groups:
-            fingerprint["sizes of row groups"] = digest(np.asarray(groups.nbytes))
+        for each in fields.embedded:
+            fingerprint["sizes of row groups"] = digest(np.asarray(each.groups.nbytes))
         if fields.excluded.size:
             fingerprint["left out by exclude"] = f"{len(fields.excluded)} samples, {digest(fields.excluded)}"
         return fingerprint | {f"values of {key}": digest(labels.values) for key, labels in fields.labels.items()}
@@ -347,8 +338,8 @@ class ManifestSource(Source):
         """Close all HDF5 files; other files are open only while they are read."""
         for fields in self._fields.hdf5:
             fields.source.close()
-        for groups in self._fields.groups:
-            groups.clear()
+        for each in self._fields.embedded:
+            each.groups.clear()
         self._fields.prefetcher.close()
 
     # -- classes and columns -----------------------------------------------------------------------------------------
@@ -359,10 +350,7 @@ class ManifestSource(Source):
         return changed
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """One value for each sample, of a batch key or of any column of the table; see `Source.column`.
-
-        A column that no field uses is read now.
-        """
+        """As `Source.column`, also of any column of the table, which is read now if no field uses it."""
         labels = self._fields.labels.get(name)
         if labels is not None and labels.values.ndim == 1:
             return labels.values
@@ -394,14 +382,13 @@ class ManifestSource(Source):
     def chunks(self) -> contract.StorageLayout:  # pyright: ignore[reportIncompatibleMethodOverride]  # read once, as a property
         """The largest chunks of an HDF5 field, and the most expensive way of reading."""
         layouts, files = [fields.chunks for fields in self._fields.hdf5], self._fields.files.values()
-        layouts += [each.chunks for each in self._fields.embedded if any(each.groups.nbytes)]
+        layouts += [each.chunks for each in self._fields.embedded]
         largest = max(layouts, key=lambda layout: layout.rows, default=contract.StorageLayout(reading="copied"))
         readings: list[contract.Reading] = ["copied", *(layout.reading for layout in layouts)]
         readings.extend("decoded" if field.decoder.images else "opened" for field in files)
         crops, ahead = any(field.decoder.is_random for field in files), bool(layouts or files)
         root, remote = self._fields.root, largest.remote
         if files and not root.files.is_local(root.root):
-            root.files.whole_files = len(self) * len(files)
             remote = contract.Remote.joined([remote, contract.Remote(0, len(self), root.files.options["cache"])])
         reading = contract.slowest(readings)
         layout = dataclasses.replace(largest, reading=reading, random=crops, ahead=ahead, remote=remote)
@@ -409,10 +396,6 @@ class ManifestSource(Source):
 
     def layout(self) -> contract.StorageLayout:
         """As `chunks`; without HDF5 files, the files of one folder form chunks."""
-        return self._layout
-
-    @functools.cached_property
-    def _layout(self) -> contract.StorageLayout:
         paths = self._fields.paths
         if paths is None or self.chunks.runs or self._fields.hdf5:
             return self.chunks
@@ -436,10 +419,11 @@ class ManifestSource(Source):
 
     def memory(self, chunks: int = 0) -> contract.MemoryNeeds:
         needs = [fields.source.memory(chunks) for fields in self._fields.hdf5]
-        return contract.MemoryNeeds.together([*needs, *(groups.memory(chunks) for groups in self._fields.groups)])
+        return contract.MemoryNeeds.together([*needs, *(each.groups.memory(chunks) for each in self._fields.embedded)])
 
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        held: list[Any] = [*(fields.source for fields in self._fields.hdf5), *self._fields.groups]
+        held: list[Any] = [fields.source for fields in self._fields.hdf5]
+        held += [each.groups for each in self._fields.embedded]
         with contract.reserve_shares(held, chunks, cache_bytes) as reserved:
             if self._fields.files:
                 reserved.callback(self._fields.prefetcher.reserve())

@@ -110,7 +110,8 @@ def test_a_store_that_fails_is_named_with_its_bucket(server, options):
     server.fault = 400
     with pytest.raises(StoreError, match=check) as caught:
         HDF5Source(**options)
-    assert ("whether there is a bucket bucket, and the region" in str(caught.value)) == (not web)
+    region = "whether there is a bucket bucket, and the region: storage_options={'region': …}"
+    assert (region in str(caught.value)) == (not web)
     if not web:
         with pytest.raises(StoreError, match=f"{check}, whether there is a bucket backet, and the region"):
             HDF5Source(**{**options, "path": "s3://backet/*.h5"})
@@ -257,8 +258,7 @@ def test_wrong_names_of_retries_which_obstore_passes_over_are_errors(given, opti
         ("s3", {**KEYS, "colour": 1}, "colour' is not valid for store 'S3'; see obstore's options"),
         ("s3", {**KEYS, "retry_config": 5}, "cannot be used: .*not a mapping"),
         ("s3", {**KEYS, "client_options": 7}, "cannot be used: .*not a mapping"),
-        ("s3", {**KEYS, "endpont_url": "http://h"}, r"cannot be used: .*endpont_url.*; did you mean endpoint_url\?"),
-        ("s3", {**KEYS, "client_options": {"timeot": "3s"}}, r"cannot be used: .*timeot.*; did you mean timeout\?"),
+        ("s3", {**KEYS, "client_options": {"timeot": "3s"}}, r"cannot be used: .*timeot.*; see obstore's options"),
         ("s3", {**KEYS, "endpoint_url": "localhost"}, "the endpoint is no address; write https://HOST"),
         (
             "s3",

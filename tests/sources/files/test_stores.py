@@ -10,7 +10,7 @@ import warnings
 import pytest
 from support.range_server import patience
 
-from lit_async_data.errors import ChangedError, ConfigError, FormatError, MissingError, StoreError
+from lit_async_data.errors import ChangedError, FormatError, MissingError, StoreError
 from lit_async_data.sources.files import stores as stores_module
 from lit_async_data.sources.files.stores import ObjectStore
 
@@ -51,26 +51,10 @@ def test_ranges_and_names_come(server, store, tmp_path):
     if not store.url.startswith("http"):
         (tmp_path / "bucket" / "a").mkdir()
         (tmp_path / "bucket" / "a" / "y & z.h5").write_bytes(DATA)
-        assert store.matching(f"{store.url}/x*", lambda call: call()) == [f"{store.url}/x.h5"]
-        assert store.matching(f"{store.url}/a/*.h5", lambda call: call()) == [f"{store.url}/a/y & z.h5"]
+        assert store.matching(f"{store.url}/x*") == [f"{store.url}/x.h5"]
+        assert store.matching(f"{store.url}/a/*.h5") == [f"{store.url}/a/y & z.h5"]
         assert bytes(store.head(f"{store.url}/a/y & z.h5", 10)[1]) == DATA[:10]
     assert server.signed == ({"ours"} if store.url.startswith(("s3", "az")) else set())
-
-
-@pytest.mark.parametrize(
-    "fault",
-    ["whole", "shorter", "ends early", "another place", "reset", "half closed", "hang", "drip", "redirect", 503, 500],
-)
-def test_a_fault_that_stays_is_an_error_that_names_the_object_and_one_that_goes_is_none(server, store, fault):
-    version, _ = store.head(named(store), 10)
-    server.fault = fault
-    with pytest.raises(StoreError, match=r"x\.h5, bytes 5000 to 9000: ") as caught:
-        store.get(named(store), 5000, 9000, version)
-    assert caught.value.file.endswith("bucket/x.h5")
-    assert "hidden" not in str(caught.value)
-    if fault not in ("whole", "shorter", "another place", "redirect"):  # these are answers, which nobody asks for again
-        server.times = 1
-        assert bytes(store.get(named(store), 5000, 9000, version)) == DATA[5000:9000]
 
 
 @EACH
@@ -108,12 +92,6 @@ def test_a_proxy_is_asked(server, tmp_path):
     store = ObjectStore("http://elsewhere.invalid", options)
     assert bytes(store.head("http://elsewhere.invalid/bucket/x.h5", 10)[1]) == DATA[:10]
     vars(store).clear()
-
-
-def test_a_wrong_option_is_named_and_secrets_are_not():
-    with pytest.raises(ConfigError, match="storage_options") as caught:
-        ObjectStore("s3://bucket", {"secret": "hidden", "colour": 1}).head("s3://bucket/x", 1)
-    assert "hidden" not in str(caught.value) + repr(ObjectStore("s3://b", {"secret": "hidden"}))
 
 
 def test_an_endpoint_of_the_environment_may_be_plain_http(server, tmp_path, monkeypatch):
@@ -187,14 +165,6 @@ def test_an_empty_object_is_named_as_such(server, s3, tmp_path, kind):
     vars(store).clear()
 
 
-def test_a_wrong_region_is_advised_on(server, s3, tmp_path):
-    (tmp_path / "bucket" / "x.h5").write_bytes(DATA)
-    server.fault, store = 301, ObjectStore("s3://bucket", s3)
-    with pytest.raises(StoreError, match=r"and the region: storage_options=\{'region': …\}"):
-        store.head("s3://bucket/x.h5", 10)
-    vars(store).clear()
-
-
 NAMES = [
     "a.h5",
     ".a.h5",
@@ -211,6 +181,7 @@ NAMES = [
 ]
 PATTERNS = ["*", "*.h5", ".*", "**", "**/*", "**/*.h5", "b/**", "*/a.h5", "?a.h5", "[.]a.h5", "x[[]1].h5", "x[!1].h5"]
 PATTERNS += ["[]]x", "[!]", "[^a]a", "[!a]*", "[-]x", "b/**/a.h5", "**.h5", ".b/*", "[!]]x", "x[", "[a&&b]*", "[~~a]*"]
+PATTERNS += ["-x/**", "*/**", "**/**", "**/c/**"]
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -221,8 +192,8 @@ def test_patterns_match_as_on_a_disk(tmp_path, monkeypatch, pattern):
         (tmp_path / name).touch()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = [name for name in NAMES if re.fullmatch(stores_module.pattern_as_regex(pattern), name)]
-    assert sorted(found) == sorted(filter(os.path.isfile, glob.glob(pattern, recursive=True)))
+        found = [name for name in NAMES if stores_module.fits(name.split("/"), pattern.split("/"))]
+    assert set(found) == set(filter(os.path.isfile, glob.glob(pattern, recursive=True)))
 
 
 def test_a_name_with_brackets_is_found_as_on_a_disk_and_a_pattern_without_matches_gives_a_hint(server, s3, tmp_path):
@@ -230,7 +201,7 @@ def test_a_name_with_brackets_is_found_as_on_a_disk_and_a_pattern_without_matche
         (tmp_path / "bucket" / name).write_bytes(DATA)
     store = ObjectStore("s3://bucket", s3)
     for pattern, name in (("x[1].h5", "x[1].h5"), ("x[[]1].h5", "x[1].h5"), ("y[1].h5", "y1.h5")):
-        assert store.matching(f"s3://bucket/{pattern}", lambda call: call()) == [f"s3://bucket/{name}"]
+        assert store.matching(f"s3://bucket/{pattern}") == [f"s3://bucket/{name}"]
     with pytest.raises(MissingError, match=r"check the pattern; a bracket that is part of a name is written \[\[\]"):
-        store.matching("s3://bucket/z[1].h5", lambda call: call())
+        store.matching("s3://bucket/z[1].h5")
     vars(store).clear()

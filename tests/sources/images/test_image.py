@@ -84,7 +84,7 @@ def test_an_array_of_another_kind_is_a_mistake_of_the_caller(photo):
     data = stored(photo.resize((6, 4)))
     for out in (np.zeros((4, 6, 3), "f4"), np.zeros((4, 6, 1), "u1"), np.zeros((4, 6), "u1")):
         with pytest.raises(ValueError, match="channels"):
-            images.decode(data, ImageShape(), out, None, "x")
+            images.ImageDecoder(ImageShape(), ()).decode(data, out, None, "x")
 
 
 def test_another_size_is_an_error_unless_one_is_given(photo):
@@ -131,7 +131,7 @@ def test_what_goes_where_it_goes_as_it_is_stored_is_decoded_there(photo, kind, c
     written.clear()
     shape = ImageShape(mode=colours)
     around = np.full((30, 50, shape.channels), 77, "u1")
-    images.decode(data, shape, around[:, 5:45], None, "x")
+    images.ImageDecoder(shape, ()).decode(data, around[:, 5:45], None, "x")
     assert np.array_equal(around[:, 5:45], plainly(data, colours))
     assert (around[:, :5] == 77).all()
     assert (around[:, 45:] == 77).all()
@@ -220,7 +220,7 @@ def black(kind, width, height):
 
 
 def decode(data):
-    images.decode(data, ImageShape(image_size=8), np.zeros((8, 8, 3), "u1"), None, "x")
+    images.ImageDecoder(ImageShape(image_size=8), ()).decode(data, np.zeros((8, 8, 3), "u1"), None, "x")
 
 
 class Turnstile:

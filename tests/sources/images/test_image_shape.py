@@ -13,7 +13,8 @@ from support.files.pictures import draw_of
 
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.permutation import derived_keys
-from lit_async_data.sources.images.formats import RESIZES, ImageShape, crop_of, draws_of
+from lit_async_data.sources.images.formats import RESIZES, ImageShape, crop_of
+from lit_async_data.sources.images.image import ImageDecoder
 
 SIDES = st.integers(1, 5000) | st.sampled_from([1, 2, 3, 2**16, 2**24 + 1])
 
@@ -91,7 +92,7 @@ def torchvisions(height, width, scale, ratio, rng):
 
 
 def boxes_of(shape, height, width, count):
-    draws = draws_of(shape, derived_keys(5, np.arange(count)), count)
+    draws = ImageDecoder(shape, ()).draws(derived_keys(5, np.arange(count)), count)
     return [crop_of(shape, height, width, shape.image_size, draw).box for draw in draws]
 
 

@@ -34,7 +34,7 @@ def refused(data, shape):
     with pytest.raises(FormatError) as early:
         images.size_of(data, shape, "x.png")
     with pytest.raises(FormatError) as late:
-        images.decode(data, shape, np.zeros((4, 4, shape.channels), shape.dtype), None, "x.png")
+        images.ImageDecoder(shape, ()).decode(data, np.zeros((4, 4, shape.channels), shape.dtype), None, "x.png")
     assert str(early.value) == str(late.value)
     return str(late.value)
 

@@ -96,12 +96,6 @@ def test_an_address_that_cannot_be_read_says_why(path, taker):
     assert ADDRESSES[path] in str(caught.value)
 
 
-@pytest.mark.usefixtures("without_obstore")
-def test_so_does_a_pattern():
-    with pytest.raises(AsyncDataError, match=r"install it: pip install 'lit_async_data\[cloud\]'"):
-        HDF5Source("s3://bucket/*.h5", {"x": "x"})
-
-
 @pytest.mark.parametrize("taker", TAKERS | LOCAL)
 def test_a_path_of_windows_is_no_path_here(taker):
     with pytest.raises(AsyncDataError) as caught:
@@ -144,11 +138,6 @@ def test_a_path_may_be_as_in_a_shell_or_a_file_url(path, folder):
 def test_so_may_a_path_that_is_written(writer, path, folder):
     LOCAL[writer](path.replace("{}", str(folder)))
     assert (folder / "out").exists()
-
-
-def test_a_file_that_is_called_so_is_meant(folder):
-    os.rename("x.h5", "$DATA.h5")
-    assert len(HDF5Source("$DATA.h5", {"x": "x"})) == 6
 
 
 @pytest.mark.parametrize("taker", TAKERS | LOCAL)

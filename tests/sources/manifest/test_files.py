@@ -1,6 +1,8 @@
 """Files that a table names: where they may lie, and never a wrong value."""
 
 import errno
+import functools
+import io
 import os
 import re
 
@@ -51,73 +53,71 @@ def test_files_are_not_handed_on_to_programs(tmp_path, monkeypatch):
     assert flags[0] & os.O_NONBLOCK
 
 
-def test_short_reads_are_put_together_and_a_changing_file_is_an_error(tmp_path, monkeypatch):
-    path, read = tmp_path / "a", os.read
-    path.write_bytes(bytes(range(100)))
-    monkeypatch.setattr(os, "read", lambda number, most: read(number, min(most, 7)))
-    assert fetched(str(path), 100)[0] == bytes(range(100))
-    for size in (99, 101, 0):
-        changes = [lambda size=size: os.truncate(path, size)]
-        path.write_bytes(bytes(100))
+class Reading(io.FileIO):
+    """Calls a function before each time that a file is read."""
 
-        def reading(number, most, changes=changes):
-            if changes:
-                changes.pop()()
-            return read(number, most)
+    before = None
 
-        monkeypatch.setattr(os, "read", reading)
-        with pytest.raises(ChangedError, match="a: changed while it was read"):
-            fetched(str(path), 1000)
+    def readall(self):
+        self.before()
+        return super().readall()
 
 
-def test_an_input_error_names_the_byte(tmp_path, monkeypatch):
-    path, read = tmp_path / "a", os.read
-    path.write_bytes(b"abc")
+@pytest.fixture
+def before_reading(monkeypatch):
+    monkeypatch.setattr(stored_file.io, "FileIO", Reading)
+    return functools.partial(monkeypatch.setattr, Reading, "before")
 
-    def reading(descriptor, most):
-        if os.lseek(descriptor, 0, os.SEEK_CUR) == 2:
+
+def test_an_input_error_is_tried_again_once(tmp_path, monkeypatch, before_reading):
+    (tmp_path / "a").write_bytes(b"abc")
+    left = [1]
+
+    def fails(_):
+        left[0] -= 1
+        if left[0] >= 0:
             raise OSError(errno.EIO, "gone")
-        return read(descriptor, min(most, 2))
 
-    monkeypatch.setattr(os, "read", reading)
+    before_reading(fails)
     monkeypatch.setattr(local_files, "PAUSE_S", 0)
-    what = rf"{path}: cannot be read: \[Errno {errno.EIO}\] gone at byte 2; the disk or the network failed, twice"
+    assert fetched(str(tmp_path / "a"), 10)[0] == b"abc"
+    left[0] = 2
+    what = rf"a: cannot be read: \[Errno {errno.EIO}\] gone; the disk or the network failed, twice"
     with pytest.raises(SourceError, match=what):
-        fetched(str(path), 10)
+        fetched(str(tmp_path / "a"), 10)
 
 
-def test_a_file_that_is_written_to_while_it_is_read_is_an_error_though_it_keeps_its_size(tmp_path, monkeypatch):
-    path, read = tmp_path / "a", os.read
+@pytest.mark.parametrize("change", [99, 101, 0, "other"])
+def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path, before_reading, change):
+    path = tmp_path / "a"
     path.write_bytes(bytes(100))
     os.utime(path, ns=(1, 1))
 
-    def reading(number, most):
-        with open(path, "r+b") as file:
-            file.write(b"other")
-        return read(number, most)
+    def changing(_):
+        if change == "other":  # and keeps its size
+            with open(path, "r+b") as file:
+                file.write(b"other")
+        else:
+            os.truncate(path, change)
 
-    monkeypatch.setattr(os, "read", reading)
+    before_reading(changing)
     with pytest.raises(ChangedError, match="a: changed while it was read"):
         fetched(str(path), 1000)
 
 
-def test_a_file_of_a_moment_ago_is_read_twice(tmp_path, monkeypatch):
+def test_a_file_of_a_moment_ago_is_read_twice(tmp_path, monkeypatch, before_reading):
     """A write that goes on sets the time when it begins, and not again."""
-    path, read, stat = tmp_path / "a", os.read, os.stat
+    path, reads = tmp_path / "a", []
     path.write_bytes(bytes(100))
-    when = stat(path).st_mtime_ns
-    reads = []
+    when = path.stat().st_mtime_ns
 
-    def reading(number, most):
-        reads.append(most)
-        found = read(number, most)
+    def writing(_):
+        reads.append(1)
         with open(path, "r+b") as file:
-            file.write(b"other")
+            file.write(bytes([len(reads)]))
         os.utime(path, ns=(when, when))
-        return found
 
-    assert fetched(str(path), 1000)[0] == bytes(100)
-    monkeypatch.setattr(os, "read", reading)
+    before_reading(writing)
     monkeypatch.setattr(stored_file.time, "time_ns", lambda: when + 10**9)
     with pytest.raises(ChangedError, match="a: changed while it was read"):
         fetched(str(path), 1000)

@@ -70,10 +70,6 @@ def test_lists_are_stacked_and_padded(kind, place, folder):
     check_contract(source)
 
 
-def views(**options):
-    return ManifestSource(pa.table({"x": names(), "id": list("abcdefg")}), id="id", **options)
-
-
 def test_images_of_a_sample_share_their_crop(folder):
     gradient = np.arange(400, dtype=np.uint32).reshape(20, 20, 1).repeat(3, axis=2).astype(np.uint8)
     Image.fromarray(gradient).save("one.png")

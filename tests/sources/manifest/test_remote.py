@@ -3,7 +3,6 @@
 import contextlib
 import os
 import pickle
-import re
 import shutil
 import tempfile
 
@@ -208,19 +207,15 @@ def _tuples(source):
         return list(loader)
 
 
-def test_images_that_find_no_room_in_the_cache_bring_one_warning_with_the_share_that_fits(folder, s3, caplog):
+def test_images_that_find_no_room_in_the_cache_bring_one_warning(folder, s3, caplog):
     sizes = [os.path.getsize(folder / "im" / f"{number}.png") for number in range(COUNT)]
-    for share, told in ((0.5, "4[0-9]|5[0-9]"), (3, "")):
+    for share, told in ((0.5, 1), (3, 0)):
         caplog.clear()
         given = {"cache": folder.parent / f"cache {share}", "cache_limit": int(share * sum(sizes))}
         source = lad.ManifestSource(str(folder / "t.csv"), FIELDS, root="s3://bucket", storage_options=s3, **given)
         for _ in range(2):
             batches(source)
-        said = [each.getMessage() for each in caplog.records if "has room for" in each.getMessage()]
-        assert len(said) == bool(told)
-        if told:
-            assert re.fullmatch(rf"{given['cache']} has room for about ({told}) % of the files of the table.*", said[0])
-            assert int(re.search("take about (\\d+) bytes", said[0])[1]) == pytest.approx(sum(sizes), rel=0.2)
+        assert caplog.text.count(f"{given['cache']} has no room for s3://bucket/im/") == told
 
 
 def test_an_error_of_a_store_names_the_row_of_the_table(folder, server, s3):

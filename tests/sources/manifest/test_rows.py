@@ -16,7 +16,6 @@ from support.sources.oracle import read
 
 from lit_async_data import AsyncLoader, ConcatSource, LoaderOptions, ManifestSource, SubsetSource, split
 from lit_async_data.errors import (
-    AsyncDataError,
     ConfigError,
     CorruptError,
     FormatError,
@@ -83,15 +82,16 @@ def test_ids_become_paths_by_their_suffix(ids, folder):
             ManifestSource(table, {"x": {"name": "id", "classes": ["bg", "cell"], **option}}, root=folder)
     with pytest.raises(ConfigError, match=r"fields\.x\.suffix: 'png' begins without a dot; set suffix: \.png"):
         ManifestSource(table, {"x": {"name": "id", "suffix": "png"}}, root=folder)
-    with pytest.raises(MissingError, match=r"/7\.jpg: no such file; .* '\S+/7\.png' exists, which ends in \.png; corr"):
+    with pytest.raises(MissingError, match=r"/7\.jpg: no such file; .* '\S+/7\.png' exists; it ends in \.png: corr"):
         ManifestSource(table, {"x": {"name": "id", "suffix": ".jpg"}}, root=folder)
 
 
 def test_a_path_that_leads_to_nothing_at_all_has_no_hint(folder):
-    for path in ("gone.npy", "sub\\gone.npy", " gone.npy"):
+    (folder / "loose.npy").symlink_to("gone.npy")
+    for path in ("gone.npy", "sub\\gone.npy", " gone.npy", "loose.npy"):
         with pytest.raises(MissingError) as caught:
             ManifestSource(pa.table({"path": [path]}), {"x": "path"}, root=folder)
-        assert "exists; the table has" not in str(caught.value)
+        assert "exists" not in str(caught.value)
 
 
 COUNT = 8
@@ -168,22 +168,6 @@ def test_a_bad_file_is_named_by_row_id_and_path(bad, folder):
     assert caught.value.sample_id == BAD
     if bad in SHAPES:
         assert SHAPES[bad] in str(caught.value)
-
-
-@pytest.mark.parametrize("bad", ["gone.png", "cut.png", "../secret.png"])
-def test_the_batches_after_a_bad_one_still_come(bad, folder):
-    source = ManifestSource(table(bad), {"x": "path"}, id="id", root=folder, check_files="none")
-    for workers in (0, 2):
-        seen, errors = [], []
-        with AsyncLoader(source, LoaderOptions(batch_size=2, shuffle=False, workers=workers)) as loader:
-            for _ in range(COUNT // 2):
-                try:
-                    seen.append(next(loader)["x"][:, 0, 0, 0].tolist())
-                except AsyncDataError as error:
-                    errors.append(error)
-        assert seen == [[0, 1], [2, 3], [6, 7]]
-        assert len(errors) == 1
-        assert_named(errors[0], bad)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -220,10 +220,6 @@ class Batches(Noise):
         return [self[number] for number in numbers]
 
 
-def as_it_is(sample):
-    return sample
-
-
 def drawn(source, *, resumes=False, **options):
     """The values of two epochs; the second may be read again from a place in its middle."""
     with loader_of(source, seed=3, **options) as loader:
@@ -261,10 +257,3 @@ def test_the_loop_draws_as_a_dataloader_without_workers():
     torch.manual_seed(1)
     theirs = [batch["torch"] for batch in DataLoader(Noise(), 3, generator=torch.Generator())]
     assert torch.equal(torch.cat(ours), torch.cat(theirs))
-
-
-def test_draws_in_a_thread_are_said_once(caplog):
-    with loader_of(ConcatSource([DatasetSource(Noise()), DatasetSource(Noise())]), **THREADS) as loader:
-        list(loader), list(loader)
-    (line,) = [line for line in caplog.messages if "drew random numbers" in line]
-    assert "drew random numbers from the global generator of torch and numpy and random: in a thread" in line

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from lit_async_data.sources.images import image as images
-from lit_async_data.sources.images.formats import ImageShape, draws_of
+from lit_async_data.sources.images.formats import ImageShape
 
 KINDS = {
     "jpeg": ("JPEG", {"quality": 90}),
@@ -55,13 +55,13 @@ def decoded(data, shape=None, size=None, key=None):
     shape = shape or ImageShape()
     height, width = size or shape.image_size or images.size_of(data, shape, WHERE)
     out = np.full((height, width, shape.channels), 77, shape.dtype)
-    images.decode(data, shape, out, draw_of(shape, key), WHERE)
+    images.ImageDecoder(shape, ()).decode(data, out, draw_of(shape, key), WHERE)
     return out
 
 
 def draw_of(shape, key):
     """The draw of one image from its key; None: the middle."""
-    (draw,) = draws_of(shape, None if key is None else np.array([key], np.uint64), 1)
+    (draw,) = images.ImageDecoder(shape, ()).draws(None if key is None else np.array([key], np.uint64), 1)
     return draw
 
 
