@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
@@ -35,7 +36,6 @@ class ComposedSource(Source):
     """Forwards reading, and reading ahead, to the sources inside, which all have the same fields."""
 
     inside: Sequence[Source]
-    has_shares = False  # whether a loader takes samples in given shares, which a source made of this one would lose
 
     @abc.abstractmethod
     def _routed(self, samples: Indices) -> Iterator[tuple[int, Positions, Indices]]:
@@ -73,8 +73,6 @@ class ComposedSource(Source):
     @abc.abstractmethod
     def _composed(self, layouts: Sequence[contract.StorageLayout]) -> contract.StorageLayout: ...
 
-    # -- code of the user --------------------------------------------------------------------------------------------
-
     @property
     def runs_user_code(self) -> bool:
         return super().runs_user_code or any(source.runs_user_code for source in self.inside)
@@ -82,19 +80,14 @@ class ComposedSource(Source):
     def count_changes(self) -> int:
         return sum((source.count_changes() for source in self.inside), super().count_changes())
 
-    # -- reading -----------------------------------------------------------------------------------------------------
-
     @property
     def repeats(self) -> bool:
         return any(source.repeats for source in self.inside)
 
     def read_into(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]]) -> None:
-        self._read(samples, out, None)
+        self.read_random(samples, out, None)
 
-    def read_random(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
-        self._read(samples, out, keys)
-
-    def _read(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
+    def read_random(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
         drawn = READING.numbers(samples)
         for number, positions, numbers in self._routed(samples):
             READING.drawing = numbers, drawn[positions]
@@ -109,8 +102,6 @@ class ComposedSource(Source):
 
     def _read_of(self, number: int, numbers: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
         contract.fill(self.inside[number], numbers, out, keys)
-
-    # -- reading ahead -----------------------------------------------------------------------------------------------
 
     def fetch(self, samples: Indices) -> bool:
         cold = [self.inside[number].fetch(numbers) for number, _, numbers in self._routed(samples)]
@@ -129,7 +120,7 @@ class ComposedSource(Source):
 
 def check_whole(name: str, source: Source) -> None:
     check_source(name, source)
-    if isinstance(source, ComposedSource) and source.has_shares:
+    if isinstance(source, MixtureSource):
         raise ConfigError(f"{source.name} is a mixture, which would lose its shares; use its sources one by one", name)
 
 
@@ -141,10 +132,7 @@ class ConcatSource(ComposedSource):
 
     Args:
         sources: At least one source; all have the same keys, shapes, dtypes and classes. Greatest lengths may differ,
-            and text that is no class is numbered anew. `close` closes the sources.
-
-    Attributes:
-        sources: The sources as a tuple, with one numbering of text.
+            and text that is no class is numbered anew. The attribute is a tuple. `close` closes the sources.
 
     Raises:
         ConfigError: ``sources`` is empty or holds something that is not a source.
@@ -166,9 +154,10 @@ class ConcatSource(ComposedSource):
         for source in self.sources:
             check_whole("sources", source)
         self.sources = self.inside = _numbered_alike(self.sources)
-        for number in range(1, len(self.sources)):
-            check_same(self.sources, number, self._named, self._alike)
-        self._spec = longest_of([source.spec for source in self.sources])
+        self._spec = self.sources[0].spec
+        for number, source in enumerate(self.sources[1:], 1):
+            check_same(self._spec, source.spec, self._named(number), self._named(0), self._alike)
+            self._spec = longest_of([self._spec, source.spec])
         self._starts = contract.starts([len(source) for source in self.sources])
 
     def __len__(self) -> int:
@@ -187,37 +176,27 @@ class ConcatSource(ComposedSource):
         return f"sources[{number}] ({self.sources[number].name})"
 
     def _composed(self, layouts: Sequence[contract.StorageLayout]) -> contract.StorageLayout:
-        runs = [
-            run
-            for source, layout in zip(self.sources, layouts, strict=True)
-            for run in layout.runs or (ChunkRun(len(source), 1),)
-        ]
+        one_by_one = ((ChunkRun(len(source), 1),) for source in self.sources)
+        runs = itertools.chain(*(layout.runs or each for layout, each in zip(layouts, one_by_one, strict=True)))
+        names = ["spread", "chunks_per_run", "amplification", "alone", "chunks_per_sample", "overlap"]
+        names += ["compressed", "random", "ahead"]  # true if one is
+        most = {name: max(getattr(layout, name) for layout in layouts) for name in names}
         return contract.StorageLayout(
             tuple(runs) if any(layout.runs for layout in layouts) else (),
-            compressed=any(layout.compressed for layout in layouts),
             reading=contract.slowest(layout.reading for layout in layouts),
-            spread=max(layout.spread for layout in layouts),
-            chunks_per_run=max(layout.chunks_per_run for layout in layouts),
-            amplification=max(layout.amplification for layout in layouts),
-            alone=max(layout.alone for layout in layouts),
-            chunks_per_sample=max(layout.chunks_per_sample for layout in layouts),
             largest=all(layout.largest for layout in layouts),
             order=self._order(layouts),
-            overlap=max(layout.overlap for layout in layouts),
-            random=any(layout.random for layout in layouts),
-            ahead=any(layout.ahead for layout in layouts),
             remote=contract.Remote.joined(layout.remote for layout in layouts),
             left_out=", ".join(dict.fromkeys(layout.left_out for layout in layouts if layout.left_out)),
+            **most,
         )
 
     def _order(self, layouts: Sequence[contract.StorageLayout]) -> Indices | None:
         if all(layout.order is None for layout in layouts):
             return None
-        own = (
-            np.arange(len(source)) if layout.order is None else layout.order
-            for source, layout in zip(self.sources, layouts, strict=True)
-        )
-        return np.concatenate([order + first for order, first in zip(own, self._starts.tolist(), strict=False)])
+        blocks = zip(layouts, itertools.pairwise(self._starts.tolist()), strict=True)
+        orders = (np.arange(*each) if layout.order is None else layout.order + each[0] for layout, each in blocks)
+        return np.concatenate(list(orders))
 
     def _routed(self, samples: Indices) -> Iterator[tuple[int, Positions, Indices]]:
         contract.check_range(samples, self)
@@ -225,9 +204,8 @@ class ConcatSource(ComposedSource):
         for number in np.unique(which).tolist():
             positions = np.flatnonzero(which == number)
             first, end = int(positions[0]), int(positions[-1]) + 1
-            consecutive = slice(first, end) if end - first == positions.size else None
-            numbers = samples[positions] - self._starts[number]
-            yield number, positions if consecutive is None else consecutive, numbers
+            where = slice(first, end) if end - first == positions.size else positions
+            yield number, where, samples[positions] - self._starts[number]
 
     def _read_of(self, number: int, numbers: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
         try:
@@ -241,8 +219,7 @@ class ConcatSource(ComposedSource):
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
         changed = [source.with_classes(classes) for source in self.sources]
-        same = all(new is old for new, old in zip(changed, self.sources, strict=True))
-        return self if same else self._remade(changed)
+        return self if all(map(operator.is_, changed, self.sources)) else self._remade(changed)
 
     def _remade(self, sources: Sequence[Source]) -> Self:
         return type(self)(sources)
@@ -255,8 +232,6 @@ class ConcatSource(ComposedSource):
             locations.update(zip(samples[positions].tolist(), source.locate(source.ids(numbers)), strict=True))
         return [locations[sample] for sample in samples.tolist()]
 
-    # -- how samples belong together ---------------------------------------------------------------------------------
-
     @property
     def parts(self) -> tuple[contract.Part, ...]:
         return tuple(part for number, source in enumerate(self.sources) for part in _with_names(source.parts, number))
@@ -268,16 +243,13 @@ class ConcatSource(ComposedSource):
         return contract.end_to_end(name, columns, [source.name for source in self.sources])
 
     def places(self) -> contract.Places:
-        several = [source.places() for source in self.sources]
-        return contract.Places.joined(
-            dataclasses.replace(places, parts=_with_names(places.parts, number))
-            for number, places in enumerate(several)
-        )
+        every = (source.places() for source in self.sources)
+        named = (dataclasses.replace(each, parts=_with_names(each.parts, number)) for number, each in enumerate(every))
+        return contract.Places.joined(named)
 
     def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]] | None:
-        every = [source.grouped_by_path(naming) for source in self.sources]
-        grouped = [each for each in every if each is not None]
-        if len(grouped) < len(every):
+        grouped = list(filter(None, (source.grouped_by_path(naming) for source in self.sources)))
+        if len(grouped) < len(self.sources):
             return None
         first = contract.starts([len(names) for _, names in grouped]).tolist()
         numbers, distinct = contract.numbered(itertools.chain(*(names for _, names in grouped)))
@@ -300,19 +272,14 @@ def _with_names(parts: Iterable[contract.Part], number: int) -> tuple[contract.P
 class SubsetSource(ComposedSource):
     """Selected samples of a source, in any order. Thread-safe if the source is.
 
-    Sample numbers count the samples of the subset. `locate`, batches with indices, and errors use the numbers of the
-    whole source. With ``shuffle="chunk"``, consecutive samples of the subset that share a storage chunk are decoded
-    together.
+    `locate`, batches with indices, and errors use the numbers of the whole source. With ``shuffle="chunk"``,
+    consecutive samples of the subset that share a storage chunk are decoded together.
 
     Args:
         source: The whole source. `close` closes it.
-        samples: Sample numbers, shape (n,), n ≥ 1, also repeated; or a boolean mask of shape (len(source),).
-        group_codes: The group number of each selected sample; only stored.
-
-    Attributes:
-        source: The whole source.
-        samples: int64, shape (n,), read-only: the number of each sample in the whole source.
-        group_codes: int64, shape (n,), or None.
+        samples: Sample numbers, shape (n,), n ≥ 1, also repeated; or a boolean mask of shape (len(source),). The
+            attribute is read-only int64 numbers, shape (n,).
+        group_codes: The group number of each selected sample, int64, shape (n,), or None; only stored.
 
     Raises:
         ConfigError: ``samples`` is empty, out of range, or neither whole numbers nor a mask.
@@ -361,18 +328,19 @@ class SubsetSource(ComposedSource):
     def _composed(self, layouts: Sequence[contract.StorageLayout]) -> contract.StorageLayout:
         """Consecutive samples of the subset that share a chunk of the whole source form one."""
         (whole,) = layouts
-        samples, order, share = self.samples, None, len(self) / len(self.source)
+        samples, order = self.samples, None
         if whole.order is not None:
             places = np.empty_like(whole.order)
             places[whole.order] = np.arange(len(places))
             order = np.argsort(places[samples], kind="stable")
             samples = places[samples[order]]
         runs = _runs(whole.runs, samples) if whole.runs else ()
-        if whole.remote and runs:  # the chunks that have samples here
-            touched = _runs(whole.runs, np.sort(samples)), whole.runs
-            here, everywhere = (sum(-(-run.samples // run.rows) for run in each) for each in touched)
-            share = here / everywhere
         if remote := whole.remote:
+            share = len(self) / len(self.source)
+            if runs:  # the chunks that have samples here
+                touched = _runs(whole.runs, np.sort(samples)), whole.runs
+                here, everywhere = (sum(-(-run.samples // run.rows) for run in each) for each in touched)
+                share = here / everywhere
             nbytes, requests = (math.ceil(min(share, 1) * each) for each in remote[:2])
             remote = remote._replace(nbytes=nbytes, requests=requests)
         return dataclasses.replace(whole, runs=runs, order=order, remote=remote)
@@ -411,18 +379,14 @@ class SubsetSource(ComposedSource):
         changed = self.source.with_classes(classes)
         return self if changed is self.source else type(self)(changed, self.samples, group_codes=self.group_codes)
 
-    # -- how samples belong together ---------------------------------------------------------------------------------
-
     @functools.cached_property
     def parts(self) -> tuple[contract.Part, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]  # read once, as a property
         """The parts of the whole source that have samples here; a new part begins where sample numbers decrease."""
         whole = self.source.parts
         which = np.searchsorted(contract.starts([part.samples for part in whole]), self.samples, side="right") - 1
         counts = _lengths((np.diff(which) != 0) | (np.diff(self.samples) < 0))
-        first = which[contract.starts(counts)[:-1]]
-        return tuple(
-            whole[part]._replace(samples=count) for part, count in zip(first.tolist(), counts.tolist(), strict=True)
-        )
+        pairs = zip(which[contract.starts(counts)[:-1]].tolist(), counts.tolist(), strict=True)
+        return tuple(whole[part]._replace(samples=count) for part, count in pairs)
 
     def column(self, name: str) -> npt.NDArray[Any]:
         return self.source.column(name)[self.samples]
@@ -439,17 +403,18 @@ def _selected(given: Any, length: int) -> Indices:
     samples = np.asarray(given)
     if samples.ndim != 1:
         raise ConfigError(f"shape {samples.shape} is not (n,); give numbers or a mask of one axis", "samples")
-    if samples.dtype.kind == "b" and samples.size != length:
-        raise ConfigError(f"a mask of {samples.size} values for {length} samples; give one value per sample", "samples")
     if samples.dtype.kind == "b":
+        if samples.size != length:
+            what = f"a mask of {samples.size} values for {length} samples; give one value per sample"
+            raise ConfigError(what, "samples")
         samples = np.flatnonzero(samples)
-    elif samples.dtype.kind in "iu":
+    elif samples.size and samples.dtype.kind not in "iu":
+        what = "is neither a whole number nor a bool; give sample numbers or a mask"
+        raise ConfigError(f"{samples[:1].tolist()[0]!r} {what}", "samples")
+    else:
         refuse_flags(samples, length, "it", "samples")
     if not samples.size:
         raise ConfigError("empty; select at least one sample", "samples")
-    if samples.dtype.kind not in "iu":
-        what = "is neither a whole number nor a bool; give sample numbers or a mask"
-        raise ConfigError(f"{samples[:1].tolist()[0]!r} {what}", "samples")
     wrong = (samples < 0) | (samples >= length)
     if wrong.any():
         raise ConfigError(f"{samples[wrong][0]} is not a sample number; the source has 0 to {length - 1}", "samples")
@@ -476,15 +441,14 @@ def _runs(runs: Sequence[ChunkRun], samples: Indices) -> tuple[ChunkRun, ...]:
 class MixtureSource(ConcatSource):
     """Several sources in exact shares, for training on all of them at once.
 
-    A loader takes less than one sample more or less than its share from each source for each batch, on every rank. The
-    samples of a source that is used up come again, in another order. ``shuffle`` applies within each source;
-    ``shuffle=False`` takes each source as stored. Each sample draws its random numbers by its place in the epoch. As a
-    plain sequence of samples, a mixture is the `ConcatSource` of its sources. Thread-safe if all sources are.
+    A loader takes its share from each source for each batch on every rank, to within one sample. The samples of a
+    source that is used up come again, in another order. ``shuffle`` applies within each source; ``shuffle=False`` takes
+    each as stored. Each sample draws its random numbers by its place in the epoch. As a plain sequence of samples, a
+    mixture is the `ConcatSource` of its sources. Thread-safe if all sources are.
 
     Args:
         sources: For each name a source or another mixture, and its share, as a pair or under ``source`` and ``share``.
-            Shares are numbers above 0, in proportion to each other. All sources have the same keys, shapes, dtypes and
-            classes. `close` closes the sources.
+            Shares are numbers above 0, in proportion to each other. Sources have the same fields, as in `ConcatSource`.
         epoch: The name of a source: an epoch ends when all of its samples have come. A number of samples per epoch.
             None: when all samples of all sources have come. The last step is completed.
         fields: The fields of a source for each key of the batch: ``{"real": {"x": "image", "y": "label"}}``.
@@ -509,7 +473,6 @@ class MixtureSource(ConcatSource):
         [2, 2, 2]
     """
 
-    has_shares = True
     names: tuple[str, ...]
     shares: tuple[float, ...]
     _alike = "its sources need the same fields; fields={NAME: {KEY: FIELD}} renames them, and leaves the others out"

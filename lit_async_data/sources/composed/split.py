@@ -31,6 +31,12 @@ RULES = ("file", "group", "time")
 WHOLE_PARTS = "groups='file' or groups='group'"
 RULE, COLUMN = "rule:", "column:"
 UNUSED = -1  # in place of a side, for groups and samples on no side
+ROUNDING = 1e-9  # a sum of fractions that is this close to 1 counts as 1
+BY_TIME = "by time"
+# Half the golden ratio of 2^64: its consecutive odd multiples, from any of them on, fill [0, 2^64) evenly.
+GOLDEN = 0x4F1BBCDCBFA53E0B
+
+log = logging.getLogger(__name__)
 
 
 class Groups(NamedTuple):
@@ -59,8 +65,8 @@ def stored_values(source: Source, by: Any, places: Places) -> Groups:
         return found
     field = source.spec.fields.get(by.removeprefix(COLUMN)) if isinstance(by, str) else None
     texts = field and field.classes
-    names = [n if n != str(IGNORED) else "" for n in found.names]
-    names = [texts[int(n)] if n else "" for n in names] if texts else names
+    names = [name if name != str(IGNORED) else "" for name in found.names]
+    names = [texts[int(name)] if name else "" for name in names] if texts else names
     whole = [re.sub(r"^(-?[0-9]+)\.0$", r"\1", name) for name in names]  # as pandas writes numbers beside empty cells
     return found._replace(names=whole if len({*whole}) == len(whole) else names)
 
@@ -70,28 +76,43 @@ def check_rule(source: Source, given: str, option: str = "groups") -> None:
     if given not in RULES or (given == "group" and EACH in source.parts[0].group):
         return
     try:
-        if {*source.column(given).tolist()} <= {part.name for part in source.parts}:
-            return
+        values = {*source.column(given).tolist()}
     except AsyncDataError:
         return
-    what = f"is a rule, and {source.name} also has a column {given!r}; write '{COLUMN}{given}' or '{RULE}{given}'"
-    raise ConfigError(f"{given!r} {what}", option)
+    if not values <= {part.name for part in source.parts}:
+        what = f"is a rule, and {source.name} also has a column {given!r}; write '{COLUMN}{given}' or '{RULE}{given}'"
+        raise ConfigError(f"{given!r} {what}", option)
 
 
 def _of_rule(source: Source, given: str, places: Places, option: str) -> Groups | None:
-    if given == "file" or given.startswith("file:"):
-        by_path = source.grouped_by_path(str if given == "file" else _matcher(given, option))
-        if by_path is not None:
-            present, dense = np.unique(by_path[0], return_inverse=True)
-            return Groups(dense, [by_path[1][code] for code in present.tolist()], given)
-    if given in ("file", "group") or given.startswith("file:"):
-        if not any(part.name for part in places.parts):
-            what = f"needs a source that knows its files, and {source.name} does not"
-            raise ConfigError(f"{given!r} {what}; name a column, as with {option}='column:NAME'", option)
-        if given == "group" and EACH in places.parts[0].group:  # each sample is one
-            return Groups(np.arange(len(source)), source.column(given).tolist(), given)
-        return _of_parts(places, given, option)
-    return None
+    """Groups by file or group; None if the text is no such rule."""
+    rule, colon, _ = given.partition(":")
+    if not (rule == "file" or given == "group"):
+        return None
+    naming, parts = _matcher(given, option) if colon else str, places.parts
+    if rule == "file" and (by_path := source.grouped_by_path(naming)) is not None:
+        return _present(*by_path, given)
+    if not any(part.name for part in parts):
+        what = f"needs a source that knows its files, and {source.name} does not"
+        raise ConfigError(f"{given!r} {what}; name a column, as with {option}='column:NAME'", option)
+    if given == "group" and EACH in parts[0].group:  # each sample is one
+        return Groups(np.arange(len(source)), source.column(given).tolist(), given)
+    if colon:
+        names = [naming(part.file) for part in parts]
+    else:
+        names = [part.name.partition(":/")[0] if given == "file" else part.name for part in parts]
+        files = collections.Counter(name for name, _ in {*zip(names, (part.file for part in parts), strict=True)})
+        # With the path if files of several sources have one name.
+        pairs = zip(names, parts, strict=True)
+        names = [name if files[name] == 1 else f"{name} of {part.file}" for name, part in pairs]
+    codes, distinct = numbered(names)
+    return _present(codes[places.which], distinct, given)
+
+
+def _present(codes: Indices, names: Sequence[str], what: str) -> Groups:
+    """Groups without those that no sample has, as in a subset."""
+    present, dense = np.unique(codes, return_inverse=True)
+    return Groups(dense, [names[code] for code in present.tolist()], what)
 
 
 def _of_column(source: Source, given: str, option: str) -> Groups:
@@ -106,24 +127,6 @@ def _of_column(source: Source, given: str, option: str) -> Groups:
     if given in source.spec and source.spec[given].texts:
         values = source.spec.names(given, values)  # numbers of texts change when files are added
     return _of_values(source, values, given, option)
-
-
-def _of_parts(places: Places, given: str, option: str) -> Groups:
-    parts = places.parts
-    if given in RULES:
-        names = [part.name.partition(":/")[0] if given == "file" else part.name for part in parts]
-        files: dict[str, set[str]] = {}
-        for name, part in zip(names, parts, strict=True):
-            files.setdefault(name, set()).add(part.file)
-        # With the path if files of several sources have one name.
-        pairs = zip(names, parts, strict=True)
-        names = [name if len(files[name]) == 1 else f"{name} of {part.file}" for name, part in pairs]
-    else:
-        names = list(map(_matcher(given, option), (part.file for part in parts)))
-    codes, distinct = _factorized(np.array(names, object))
-    # A subset may have no samples of some parts.
-    present, dense = np.unique(codes[places.which], return_inverse=True)
-    return Groups(dense, [distinct[code] for code in present.tolist()], given)
 
 
 def _matcher(given: str, option: str) -> Callable[[str], str]:
@@ -156,7 +159,11 @@ def _of_values(source: Source, given: Any, what: str, option: str) -> Groups:
         texts[~missing] = _comparable(np.ma.getdata(values)[~missing], what, option).tolist()
     else:
         texts = _comparable(complete(source, values, what, option), what, option)
-    codes, stored = _factorized(texts, option)
+    if texts.dtype.kind == "O":
+        codes, stored = numbered(text_of(value, option) for value in texts.tolist())
+    else:
+        distinct, codes = np.unique(texts, return_inverse=True)
+        stored = list(map(text_of, distinct.tolist()))
     trimmed, names = numbered(map(trim, stored))
     if len(names) < len(stored):
         note_names(f"{source.name}: {what}", tuple(stored))
@@ -178,22 +185,17 @@ def complete(source: Source, values: npt.NDArray[Any], what: str, option: str) -
 
 
 def _is_missing(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    missing = np.array(np.ma.getmaskarray(values))
-    if values.dtype.kind in "fc":
-        missing |= np.isnan(np.ma.getdata(values))
-    elif values.dtype.kind in "mM":
-        missing |= np.isnat(np.ma.getdata(values))
-    elif values.dtype.kind in "OT":
-        missing |= np.fromiter(map(_is_nothing, values.tolist()), bool)
-    return missing
+    plain = np.ma.getdata(values)
+    named = "NoneType", "NAType", "NaTType"  # pandas has types of its own
+    if plain.dtype.kind in "OT":
+        each = (type(one).__name__ in named or (isinstance(one, float) and math.isnan(one)) for one in plain.tolist())
+        missing = np.fromiter(each, bool)
+    else:
+        missing = plain != plain  # noqa: PLR0124  # NaN and NaT
+    return np.asarray(np.ma.getmaskarray(values) | missing)
 
 
-def _is_nothing(value: Any) -> bool:
-    # pandas has types of its own for missing values.
-    return type(value).__name__ in ("NoneType", "NAType", "NaTType") or (isinstance(value, float) and math.isnan(value))
-
-
-def _comparable(values: npt.NDArray[Any], what: str, option: str = "groups") -> npt.NDArray[Any]:
+def _comparable(values: npt.NDArray[Any], what: str, option: str) -> npt.NDArray[Any]:
     plain = np.ma.getdata(values)
     if plain.dtype.kind == "T":
         return plain.astype(object)
@@ -202,13 +204,6 @@ def _comparable(values: npt.NDArray[Any], what: str, option: str = "groups") -> 
     if plain.dtype.kind not in "iubUSO":
         raise ConfigError(f"{what} has type {plain.dtype}; give whole numbers or text", option)
     return plain
-
-
-def _factorized(values: npt.NDArray[Any], option: str = "groups") -> tuple[Indices, list[str]]:
-    if values.dtype.kind != "O":
-        distinct, codes = np.unique(values, return_inverse=True)
-        return codes, [text_of(value) for value in distinct.tolist()]
-    return numbered(text_of(value, option) for value in values.tolist())
 
 
 def text_of(value: Any, option: str = "groups") -> str:
@@ -301,14 +296,6 @@ def named_sides(groups: Groups, given: Mapping[str, Sequence[Any]]) -> Indices:
     return sides
 
 
-log = logging.getLogger(__name__)
-
-ROUNDING = 1e-9  # a sum of fractions that is this close to 1 counts as 1
-BY_TIME = "by time"
-# Half the golden ratio of 2^64: its consecutive odd multiples, from any of them on, fill [0, 2^64) evenly.
-GOLDEN = 0x4F1BBCDCBFA53E0B
-
-
 class Split(dict[str, SubsetSource]):
     """The sides of a split by name, in the order of the fractions.
 
@@ -345,14 +332,13 @@ def split(
         groups: Which samples stay together on one side:
 
             * None: each sample is drawn alone. Refused if windows overlap, and for several patches of one volume.
-            * ``"file"``: the samples of a file. ``"file:REGEX"``: the samples of all files whose path gives the same
-              match, or the same first group of the match: ``"file:(subject-[0-9]+)"``.
-            * ``"group"``: the samples of each group in each file.
+            * ``"file"``: the samples of a file. ``"file:REGEX"``: of all files whose path gives the same match, or the
+              same first group of the match: ``"file:(subject-[0-9]+)"``. ``"group"``: of each group in each file.
             * ``"time"``: nothing is drawn. Each file or group is cut into consecutive blocks in the order of the
               fractions, with gaps between them, so that windows of two sides share no values.
-            * Any other text: samples with the same value in the dataset, column or batch key of that name. For one
-              with the name of a rule, ``"column:file"`` is the column and ``"rule:file"`` the rule.
-            * An array of whole numbers or text, shape (len(source),): samples with the same value.
+            * Any other text, or an array of whole numbers or text, shape (len(source),): samples with the same value in
+              the dataset, column or batch key of that name. ``"column:file"`` is a column with the name of a rule, and
+              ``"rule:file"`` the rule.
         by: The column, dataset, batch key or array with the side of each sample. Text such as train and val names the
             sides; other values, such as the numbers of folds, are listed for each side in ``fractions``:
             ``{"train": [0, 1, 2], "val": [3]}``. ``groups`` then only checks that no group is on two sides.
@@ -362,13 +348,12 @@ def split(
         seed: Another seed draws other sides; 0 to 2**63 − 1.
 
     Returns:
-        The sides by name. The mapping's ``described`` summarizes them. With groups, ``group_codes`` of
-        each side holds the group number of each sample.
+        The sides by name; ``described`` summarizes them. With groups, ``group_codes`` of each side has those of its
+        samples.
 
     Raises:
-        ConfigError: An argument is invalid, and the message begins with its name, or with ``split:``; a listed group
-            is unknown or listed twice; a side would be empty; windows overlap and no groups keep them together; a part
-            is too short for ``"time"``; ``by`` tears a group apart.
+        ConfigError: An argument is invalid, and the message begins with its name, or with ``split:``; a side would be
+            empty; windows overlap and no groups keep them together; a part is too short for ``"time"``.
 
     Example:
         >>> from lit_async_data.testing import ArraySource
@@ -624,11 +609,10 @@ def folds(
     Args:
         source: The source to cut: a side of a `split`, to keep a test set apart.
         k: Number of folds, from 2 on. None: 5, or those of ``by``.
-        groups: Which samples stay together, as for `split`. With ``"time"``, a fold is a block of each file or group.
-        by: The column, dataset or batch key with the fold of each sample, instead of k; see `split`. There is a fold
-            for each value, in the order of numbers. Samples whose text or cell is empty are in no fold; a warning
-            counts them.
-        balance: The classes that all folds hold alike, as for `split`; groups then make folds less equal in size.
+        groups: As for `split`. With ``"time"``, a fold is a block of each file or group.
+        by: Where the fold of each sample is stored, as for `split`: a fold for each value, in the order of numbers.
+            Samples whose text or cell is empty are in no fold; a warning counts them.
+        balance: As for `split`; groups then make folds less equal in size.
         seed: Another seed gives other folds; 0 to 2**63 − 1.
 
     Returns:

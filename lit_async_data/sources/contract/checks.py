@@ -63,29 +63,24 @@ def check_source(name: str, given: object, kinds: str = "a source") -> None:
     raise ConfigError(f"{what}; build one, as in HDF5Source('data.h5') or DatasetSource(dataset)", name)
 
 
-def check_same(sources: Sequence[Source], number: int, named: Callable[[int], str], alike: str) -> None:
-    specs = [longest_of([source.spec for source in sources[:number]]), sources[number].spec]
-    first, other = longest_of(specs), longest_of(specs[::-1])
-    if first.as_mapping and other.as_mapping and {*first} == {*other}:  # the order of keys in dicts says nothing
-        other = BatchSpec({key: other[key] for key in first}, as_mapping=True)
-    before, own = specs
-    conflict = next((key for key in before if key in own and contradict(before[key].named, own[key].named)), None)
-    if first == other and conflict is None:
-        return
-    here, there = map(named, (number, 0))
-    if first.as_mapping != other.as_mapping or list(first.fields) != list(other.fields):
+def check_same(before: BatchSpec, own: BatchSpec, here: str, there: str, alike: str) -> None:
+    first, other = longest_of([before, own]), longest_of([own, before])
+    keys, others = list(first.fields), list(other.fields)
+    same = {*keys} == {*others} if first.as_mapping else keys == others  # the order of keys in dicts says nothing
+    if first.as_mapping != other.as_mapping or not same:
         listed = [f"{'dicts' if spec.as_mapping else 'tuples'} of {', '.join(spec.fields)}" for spec in (other, first)]
         what = f"{here} has {listed[0]}, but {there} has {listed[1]}"
         raise FormatError(f"{what}; {alike}")
-    if conflict is not None:
-        is_here, is_there = (listed_names(spec[conflict].named) for spec in (own, before))
-        what = f"{conflict!r} is {is_here} in {here}, but {is_there} in {there}; give classes=[…] to the fields of both"
-        raise FormatError(what, dataset=conflict)
-    key = next(key for key, field in first.fields.items() if other[key] != field)
-    mine, theirs = (vars(spec[key]) for spec in (other, first))
-    what = next(name for name, value in theirs.items() if mine[name] != value)
-    message = f"{key!r} has {what} {mine[what]} in {here}, but {theirs[what]} in {there}"
-    raise FormatError(f"{message}; {alike}", dataset=key)
+    for key in keys:
+        names, own_names = before[key].named, own[key].named
+        if contradict(names, own_names):
+            what = f"{key!r} is {listed_names(own_names)} in {here}, but {listed_names(names)} in {there}"
+            raise FormatError(f"{what}; give classes=[…] to the fields of both", dataset=key)
+        if first[key] != other[key]:
+            mine, theirs = vars(other[key]), vars(first[key])
+            what = next(name for name, value in theirs.items() if mine[name] != value)
+            message = f"{key!r} has {what} {mine[what]} in {here}, but {theirs[what]} in {there}"
+            raise FormatError(f"{message}; {alike}", dataset=key)
 
 
 def values_of(source: Source, key: str, option: str, *, several: bool = False) -> npt.NDArray[Any]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import abc
+import collections
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import math
 import os
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Self, TypeVar, get_args
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +25,17 @@ from lit_async_data.order.plan import ChunkGroup
 from lit_async_data.sources.contract.user_code import Watch
 from lit_async_data.system import ProcessGuard
 
+# ruff: noqa: ARG002, B027  # the defaults of `Source` ignore their arguments, and may do nothing
+
+BLOCK_SAMPLES = 2**20  # per read when a field is read for all samples
+# The least number of run chunks from which batches are mixed, unless ``shuffle_chunks`` is smaller.
+LEAST_WIDTH = 8
+# Stands in the group of a part for the name of each group or dataset, if that is a sample; the names are the column
+# ``group``.
+EACH = "*"
+
 Reading = Literal["copied", "opened", "locked", "decoded", "python"]
-READINGS: tuple[Reading, ...] = get_args(Reading)  # from the cheapest to the most expensive
-HOW_READ: dict[Reading, str] = {
+HOW_READ: dict[Reading, str] = {  # from the cheapest to the most expensive
     "copied": "read by copying",
     "opened": "read from a file for each sample",
     "locked": "read under a lock",
@@ -33,38 +43,28 @@ HOW_READ: dict[Reading, str] = {
     "python": "read by Python code",
 }
 
+_Name = TypeVar("_Name", bound=Hashable)
+
 
 def slowest(readings: Iterable[Reading]) -> Reading:
-    return max(readings, key=READINGS.index)
+    return max(readings, key=list(HOW_READ).index)
 
 
 class Remote(NamedTuple):
-    """What an epoch fetches over a network.
+    """What an epoch fetches over a network."""
 
-    Attributes:
-        nbytes: Bytes, if they are known.
-        requests: About as many requests.
-        folder: The folder that keeps what was fetched; None if nothing does.
-        room: The bytes that stay in memory at a time; None if the folder keeps every file.
-    """
-
-    nbytes: int
-    requests: int
-    folder: str | None
-    room: int | None = None
+    nbytes: int  # if they are known
+    requests: int  # about as many
+    folder: str | None  # that keeps what was fetched; None if nothing does
+    room: int | None = None  # the bytes that stay in memory at a time; None if the folder keeps every file
 
     @staticmethod
     def joined(several: Iterable[Remote | None]) -> Remote | None:
-        found = [each for each in several if each is not None]
+        found = list(filter(None, several))
         if not found:
             return None
         nbytes, requests, folders, rooms = zip(*found, strict=True)
-        room = sum(filter(None, rooms)) or None
-        return Remote(sum(nbytes), sum(requests), folders[0], room)
-
-
-# The least number of run chunks from which batches are mixed, unless ``shuffle_chunks`` is smaller.
-LEAST_WIDTH = 8
+        return Remote(sum(nbytes), sum(requests), folders[0], sum(filter(None, rooms)) or None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,11 +74,10 @@ class StorageLayout:
     Attributes:
         runs: The samples in order, cut into the chunks that store them; empty if each sample is stored alone.
         compressed: Whether a chunk can only be decoded as a whole.
-        reading: ``"copied"``: a copy from memory; one thread is enough. ``"opened"``: a file is opened and copied for
-            each sample; two threads are slower than one, since each file takes the GIL. ``"decoded"``: work without a
-            lock, which threads can share. With these three, several small batches are read together. ``"locked"``: work
-            under a lock of the process, where a second thread would only wait. ``"python"``: Python code for each
-            sample; in a thread it would hold the GIL against the training loop.
+        reading: ``"copied"``: a copy from memory. ``"opened"``: a file is opened and copied for each sample, which
+            takes the GIL. ``"decoded"``: work without a lock, which threads can share. With these three, several small
+            batches are read together. ``"locked"``: work under a lock of the process, where a second thread would only
+            wait. ``"python"``: Python code for each sample, which would hold the GIL against the training loop.
         spread: Storage chunks that one chunk of a run touches, on average; above 1 if samples reach into the next
             chunk, which is then decoded twice.
         chunks_per_run: Storage chunks in one chunk of a run, as ``shuffle_chunks`` counts them.
@@ -127,20 +126,12 @@ class StorageLayout:
         return max(shuffle_chunks // self.chunks_per_run, min(shuffle_chunks, LEAST_WIDTH))
 
 
-# Stands in the group of a part for the name of each group or dataset, if that is a sample; the names are the column
-# ``group``.
-EACH = "*"
-
-
 def hashed(names: Sequence[str]) -> Words:
     """A 64-bit hash of each name, the same on every machine; uint64, shape (n,)."""
     # Names that are not UTF-8 hold surrogates.
     texts = (name.encode("utf-8", "surrogateescape") for name in names)
     words = (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") for text in texts)
     return np.fromiter(words, np.uint64, len(names))
-
-
-_Name = TypeVar("_Name", str, tuple[str, str, str])
 
 
 class Location(NamedTuple):
@@ -176,7 +167,7 @@ def end_to_end(name: str, columns: Sequence[npt.NDArray[Any]], origins: Sequence
 class Places:
     """Part and row of each sample."""
 
-    parts: tuple[Part, ...]  # with distinct file, group and name, or datasets; ``samples`` is undefined
+    parts: tuple[Part, ...]  # with distinct file and group, or datasets; ``samples`` is undefined
     which: Indices  # index of each sample's part
     rows: Indices  # of each sample in the complete part; the same in a subset, and when other parts are added
     episodes: npt.NDArray[Any] | None = None  # the id of each sample's episode in its part; None if it has none
@@ -189,12 +180,32 @@ class Places:
         listed = list(several)
         ids: list[Any] = [places.episodes for places in listed]
         first = starts([len(places.parts) for places in listed])
-        return _distinct(
+        return Places(
             tuple(part for places in listed for part in places.parts),
             np.concatenate([places.which + begin for places, begin in zip(listed, first, strict=False)]),
             np.concatenate([places.rows for places in listed]),
             None if any(each is None for each in ids) else np.concatenate(ids),
-        )
+        ).distinct()
+
+    def distinct(self) -> Places:
+        """With one part for what several sources read, also through links: a file or group, if they share a dataset."""
+        real, places = functools.cache(os.path.realpath), list[Any]()
+        read = collections.defaultdict[Any, set[frozenset[int]]](set)
+        for part in self.parts:
+            end = part.name.partition(":/")[0]  # of the path, if the source knows files
+            places.append((real(part.file) if end and part.file.endswith(end) else (part.file, part.name), part.group))
+            read[places[-1]].add(part.datasets)
+        apart = {key for key, sets in read.items() if all(sets) and len(frozenset.union(*sets)) == sum(map(len, sets))}
+        pairs = zip(places, self.parts, strict=True)
+        codes, _ = numbered((place, part.datasets if place in apart else None) for place, part in pairs)
+        firsts = np.unique(codes, return_index=True)[1]
+        for part, code in zip(self.parts, codes.tolist(), strict=True):
+            if part.rows != self.parts[firsts[code]].rows:
+                what = "occurs twice with different rows or windows, so overlaps cannot be found"
+                ways = "split each source of this file first, then concatenate the sides"
+                raise ConfigError(f"{part.file} {what}; {ways}", "source", file=part.file)
+        parts = tuple(self.parts[first] for first in firsts.tolist())
+        return Places(parts, codes[self.which], self.rows, self.episodes)
 
     def taken(self, samples: Indices) -> Places:
         episodes = None if self.episodes is None else self.episodes[samples]
@@ -218,25 +229,6 @@ class Places:
         return np.argsort(self.which * (self.rows.max() + 1) + self.rows, kind="stable")
 
 
-def _distinct(parts: tuple[Part, ...], which: Indices, rows: Indices, episodes: Any = None) -> Places:
-    # A file that several concatenated sources share is one part, unless they share none of its datasets.
-    read = dict[Any, set[frozenset[int]]]()
-    for part in parts:
-        read.setdefault(part[:3], set()).add(part.datasets)
-    apart = {key for key, sets in read.items() if all(sets) and sum(map(len, sets)) == len(frozenset().union(*sets))}
-    keys: list[Any] = [(*part[:3], part.datasets if part[:3] in apart else None) for part in parts]
-    codes, names = numbered(keys)
-    if len(names) == len(parts):
-        return Places(parts, which, rows, episodes)
-    firsts = np.unique(codes, return_index=True)[1]
-    for part, code in zip(parts, codes.tolist(), strict=True):
-        if part.rows != parts[firsts[code]].rows:
-            what = "occurs twice with different rows or windows, so overlaps cannot be found"
-            ways = "split each source of this file first, then concatenate the sides"
-            raise ConfigError(f"{part.file} {what}; {ways}", "source", file=part.file)
-    return Places(tuple(parts[first] for first in firsts.tolist()), codes[which], rows, episodes)
-
-
 def numbered(names: Iterable[_Name]) -> tuple[Indices, list[_Name]]:
     """A number for each name, and the distinct names, in order of appearance."""
     numbers: dict[_Name, int] = {}
@@ -246,12 +238,6 @@ def numbered(names: Iterable[_Name]) -> tuple[Indices, list[_Name]]:
 def starts(counts: npt.ArrayLike) -> Indices:
     """The start of each of several consecutive blocks, and the end of the last block."""
     return np.append(0, np.cumsum(np.asarray(counts, np.int64)))
-
-
-# ruff: noqa: ARG002, B027  # defaults ignore their arguments, and may do nothing
-
-
-BLOCK_SAMPLES = 2**20  # per read when a field is read for all samples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,11 +251,8 @@ class MemoryNeeds:
     @classmethod
     def together(cls, needs: Sequence[MemoryNeeds]) -> MemoryNeeds:
         """The needs of several sources that are read in turn."""
-        return cls(
-            sum(each.decoded for each in needs),
-            max((each.per_thread for each in needs), default=0),
-            sum(each.cacheable for each in needs),
-        )
+        per_thread = max((each.per_thread for each in needs), default=0)
+        return cls(sum(each.decoded for each in needs), per_thread, sum(each.cacheable for each in needs))
 
 
 class Reservation:
@@ -301,17 +284,15 @@ class Source(abc.ABC):
     A subclass needs three members: ``__len__``, `spec` and `read_into`. All others have defaults, for samples that are
     stored one by one and read by Python code. `lit_async_data.testing.check_contract` tests a subclass.
 
-    A sample is what ``len`` counts: a row, a window of rows, a line of a table. Sample numbers are int64 from 0 on and
-    never change while the source exists. All samples have the shapes and dtypes of `spec`.
-
-    A subclass promises:
+    Sample numbers are int64 from 0 on and never change while the source exists. All samples have the shapes and dtypes
+    of `spec`. A subclass promises:
 
     * The constructor checks what can be checked without reading samples, and raises `SourceError` or `ConfigError`. It
       starts no thread. The source can be pickled, and opens its handles on first use.
     * `read_into` fills exactly the given arrays, for any samples in any order, also repeated ones. Several threads may
       call it at once. It holds no lock while it waits for storage or decodes, as far as the format allows.
-    * `read_into` returns correct values or raises. It never fills in values for missing data and never leaves a batch
-      partly filled without an error. Errors name file, dataset, row and sample.
+    * `read_into` returns correct values or raises an error that names file, dataset, row and sample. It never fills in
+      values for missing data.
     * `close` closes every open handle; a later `read_into` may open them again.
 
     Example:
@@ -359,14 +340,8 @@ class Source(abc.ABC):
     def __getitem__(self, number: int) -> dict[str, Any] | tuple[Any, ...]:
         """One sample, as from a map-style dataset of torch: an array for each field, in a dict or a tuple.
 
-        A `torch.utils.data.DataLoader` can take a source as its dataset. Random crops take the middle.
-
-        Args:
-            number: Sample number; negative ones count from the end.
-
-        Raises:
-            IndexError: There is no such sample.
-            SourceError: It cannot be read.
+        A `torch.utils.data.DataLoader` can take a source as its dataset. Negative numbers count from the end; random
+        crops take the middle. Raises `IndexError` if there is no such sample, and `SourceError` if it cannot be read.
         """
         return self.__getitems__([number])[0]
 
@@ -420,10 +395,7 @@ class Source(abc.ABC):
         return self.chunks
 
     def locate(self, ids: Sequence[int] | Indices) -> list[Location]:
-        """Find where samples are stored. The row in its part of `parts`, unless overridden.
-
-        Args:
-            ids: Sample numbers, as `ids` gives them.
+        """Find where samples are stored, by the numbers that `ids` gives. The row in its part, unless overridden.
 
         Raises:
             IndexError: A number is not in ``range(len(self))``.
@@ -464,7 +436,7 @@ class Source(abc.ABC):
         """Part and row of each sample: as `parts` say, unless overridden."""
         counts = [part.samples for part in self.parts]
         which = np.repeat(np.arange(len(counts)), counts)
-        return _distinct(tuple(self.parts), which, np.arange(which.size) - starts(counts)[which])
+        return Places(tuple(self.parts), which, np.arange(which.size) - starts(counts)[which]).distinct()
 
     def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]] | None:
         """The group number of each sample, and the names of groups, which ``naming`` makes of the path of its file.
@@ -476,9 +448,7 @@ class Source(abc.ABC):
     def column(self, name: str) -> npt.NDArray[Any]:
         """One value for each sample, numbers or text; shape (len(self),).
 
-        Args:
-            name: A key of `spec` with one value per sample, which is read. Sources with further columns also take
-                their names.
+        The name is a key of `spec` with one value per sample, which is read; or another column of the source.
 
         Raises:
             MissingError: The source has no such column.
@@ -492,8 +462,8 @@ class Source(abc.ABC):
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
         """The same samples, with text numbered by given names, such as the classes of the training set, by batch key.
 
-        Names that the user gave do not change. Text that is not among the names is a `FormatError`, in a table a
-        `ManifestError`. This source, unless overridden: its numbers are stored.
+        Names that the user gave stay. Other text is a `FormatError`, in a table a `ManifestError`. This source, unless
+        overridden: its numbers are stored.
         """
         return self
 
@@ -521,51 +491,34 @@ class Source(abc.ABC):
     def read_random(self, samples: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words) -> None:
         """Read samples as `read_into` does, but the part that each key selects, not the middle.
 
-        Called if `chunks` has ``random=True``.
-
-        Args:
-            samples: As for `read_into`.
-            out: As for `read_into`.
-            keys: uint64, shape (n,). The same key selects the same part of a sample.
+        Called if `chunks` has ``random=True``. Keys: uint64, shape (n,); equal keys select the same part of a sample.
         """
         self.read_into(samples, out)
 
     # -- reading ahead, if `chunks` has ``ahead=True`` ---------------------------------------------------------------
 
     def fetch(self, samples: Indices) -> bool:
-        """Start to bring samples that will be read soon into memory. `read_into` raises any error again.
+        """Start to bring samples that will be read soon into memory; true if some of them were not there.
 
-        Returns:
-            Whether some of them were not in memory.
+        `read_into` raises any error again.
         """
         return False
 
     def decode(self, samples: Indices, chunk_group: ChunkGroup | None) -> None:
         """Decode the chunks of samples that will be read soon, and cache them if there is room. Errors as in `fetch`.
 
-        Args:
-            samples: As for `read_into`.
-            chunk_group: Epoch and number of their group of chunks; chunks of earlier groups are dropped first. None if
-                the order has no groups.
+        ``chunk_group`` is the epoch and number of their group of chunks; chunks of earlier groups are dropped first.
+        None if the order has no groups.
         """
 
     def memory(self, chunks: int = 0) -> MemoryNeeds:
-        """The memory that reading ahead needs.
-
-        Args:
-            chunks: Number of chunks in use at a time; 0 if no order needs them.
-        """
+        """The memory that reading ahead needs, with this number of chunks in use at a time; 0 if no order needs any."""
         return MemoryNeeds()
 
     def reserve(self, chunks: int, cache_bytes: int) -> Callable[[], None]:
-        """Reserve memory for reading ahead.
+        """Reserve memory for reading ahead: decoded chunks in use at a time, and bytes for chunks that stay decoded.
 
-        Args:
-            chunks: Number of decoded chunks in use at a time.
-            cache_bytes: Bytes for chunks that stay, so that they are decoded only once.
-
-        Returns:
-            A function that releases the reservation, as its garbage collection does; further calls do nothing.
+        The function that is returned releases it, as its garbage collection does; further calls do nothing.
         """
         return lambda: None
 

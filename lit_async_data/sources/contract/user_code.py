@@ -36,6 +36,23 @@ if TYPE_CHECKING:
 
 
 PROBES = 2**14  # most values of an array that go into a digest
+# Guards cloudpickle's list of modules, which is global. Reentrant: an object may pickle a part of itself.
+_LOCK = threading.RLock()
+# Limits: values per comparison, items of a container that is examined, elements of an array that is compared by value.
+MOST, MOST_ITEMS, MOST_ELEMENTS = 4096, 64, 16
+PLAIN = (bool, int, str, bytes, type(None))
+CONTAINERS = (list, tuple, dict)
+HOLDERS = (types.MethodType, functools.partial)
+# Packages whose objects change while they work.
+OURS, LIBRARIES = ("lit_async_data",), ("pytorch_lightning", "lightning", "h5py", "zarr")
+INSIDE = ("dataset", "inside", "function")  # attributes of this package's objects that are examined
+OF_MODULES = ("_modules", "_buffers", "_parameters")  # private attributes of torch's modules that are examined
+KEPT = ("_watched", "_reader_in_fork")  # attributes of a source with the state of reading
+_GONE = object()
+# Separates these keys from the keys of sources, hooks and batches: see `sample_reader.py`.
+GLOBAL_KEYS = 6
+
+Path = tuple[Any, ...]  # the names that lead to a value
 
 
 def probes(length: int, most: int = PROBES) -> Indices:
@@ -54,10 +71,6 @@ def digest(*pieces: str | npt.NDArray[Any] | Iterable[str]) -> str:
             texts = [piece] if isinstance(piece, str) else list(piece)
             made.update(repr(texts).encode("utf-8", "surrogatepass"))
     return made.hexdigest()
-
-
-# Guards cloudpickle's list of modules, which is global. Reentrant: an object may pickle a part of itself.
-_LOCK = threading.RLock()
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
@@ -111,20 +124,6 @@ def why_not_pickled(value: Any) -> str:
     return ""
 
 
-# Limits: values per comparison, items of a container that is examined, elements of an array that is compared by value.
-MOST, MOST_ITEMS, MOST_ELEMENTS = 4096, 64, 16
-PLAIN = (bool, int, str, bytes, type(None))
-CONTAINERS = (list, tuple, dict)
-HOLDERS = (types.MethodType, functools.partial)
-# Packages whose objects change while they work.
-OURS, LIBRARIES = ("lit_async_data",), ("pytorch_lightning", "lightning", "h5py", "zarr")
-INSIDE = ("dataset", "inside", "function")  # attributes of this package's objects that are examined
-OF_MODULES = ("_modules", "_buffers", "_parameters")  # private attributes of torch's modules that are examined
-KEPT = ("_watched", "_reader_in_fork")  # attributes of a source with the state of reading
-
-Path = tuple[Any, ...]  # the names that lead to a value
-
-
 class Watch:
     """Compares an object with its state at the last look. A copy or pickle of this begins anew."""
 
@@ -167,15 +166,13 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
         items = value.items() if kind is dict else enumerate(value)
         return list(items) if len(value) <= MOST_ITEMS else ()
     if isinstance(value, HOLDERS):
-        return [
-            (name, getattr(value, name)) for name in ("__self__", "func", "args", "keywords") if hasattr(value, name)
-        ]
+        names = "__self__", "func", "args", "keywords"
+        return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
     if isinstance(value, types.FunctionType):
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         enclosed = [(name, cell.cell_contents) for name, cell in cells if cell != types.CellType()]
-        return enclosed + [
-            (name, value.__globals__[name]) for name in value.__code__.co_names if name in value.__globals__
-        ]
+        used = value.__globals__
+        return enclosed + [(name, used[name]) for name in value.__code__.co_names if name in used]
     if isinstance(value, type | types.ModuleType) or _is_of(kind, LIBRARIES):
         return ()
     slots = {name for each in kind.__mro__ for name in getattr(each, "__slots__", ()) if name[:2] != "__"}
@@ -226,13 +223,6 @@ def _is_gained(path: Path, before: dict[Path, Any], now: dict[Path, Any]) -> boo
         path = path[:-1]
     container = there[path[:-1]]
     return isinstance(container, tuple) and container[0] in CONTAINERS
-
-
-_GONE = object()
-
-
-# Separates these keys from the keys of sources, hooks and batches: see `sample_reader.py`.
-GLOBAL_KEYS = 6
 
 
 class _Reading(threading.local):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -15,12 +14,11 @@ from lit_async_data.order.chunk_order import runs_of
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.contract.source import MemoryNeeds, Reservation, StorageLayout, starts
 from lit_async_data.sources.local_files import changed_error, file_state
-from lit_async_data.sources.table.formats import arrow, booleans_of, is_list, named, printable_path, quoted, values_of
+from lit_async_data.sources.table import formats
+from lit_async_data.sources.table.formats import RowOrigin, arrow, booleans_of, is_list, quoted, values_of
 from lit_async_data.system import ProcessGuard
 
 _FEW = 2  # groups that stay in memory without a reservation
-
-_log = logging.getLogger(__name__)
 
 
 def storage_type(kind: Any) -> Any:
@@ -60,10 +58,6 @@ class EmbeddedFiles:
     def is_null(self, **_: Any) -> Any:
         return arrow().array(self.counts() < 0)
 
-    @property
-    def null_count(self) -> int:
-        return int(self.is_null().true_count)
-
     def file(self, number: int, item: int = 0) -> tuple[bytes | None, str | None]:
         """The bytes of a file of a row, and the path that the row names beside them."""
         return self.groups.file(int(self.rows[number]), item)
@@ -85,12 +79,9 @@ class EmbeddedFiles:
 class Groups:
     """Groups of rows that decode as a whole: the row groups of Parquet files, or the chunks of a column in memory.
 
-    Args:
-        kind: The Arrow type of the column.
-        counts: Rows of each group.
-        nbytes: Bytes of each group, decoded; 0 in memory.
-        load: Returns the Arrow array of a group; with ``counted``, any array with the same nulls and lengths of lists.
-        complete: For each group, whether statistics say that each row has one file.
+    ``counts`` are the rows of each, ``nbytes`` the decoded bytes (0 in memory), and ``complete`` whether statistics say
+    that each row has one file. ``load`` returns the Arrow array of a group; with ``counted``, any array with the same
+    nulls and lengths of lists.
     """
 
     def __init__(
@@ -171,8 +162,11 @@ class Groups:
                 self._held.clear()
 
 
-def loaded(column: Any) -> EmbeddedFiles:
-    """Files in a column in memory."""
+def files_in(column: Any, name: str, origin: RowOrigin) -> EmbeddedFiles:
+    """The files in a column of a table, which are read later unless it is in memory."""
+    if origin.files:
+        rows = np.arange(len(column)) if origin.kept is None else origin.kept
+        return EmbeddedFiles(ParquetGroups.of(name, column.type, origin.opened), rows)
     chunks = [_storage(chunk) for chunk in column.chunks]
     counts, load = list(map(len, chunks)), functools.partial(_chunk, chunks)
     groups = Groups(column.type, counts, [0] * len(counts), load, [False] * len(counts))
@@ -183,23 +177,33 @@ def _chunk(chunks: Sequence[Any], group: int, **_: Any) -> Any:
     return chunks[group]
 
 
-class ParquetGroups:
-    """Loads row groups of Parquet files. Repeated bytes are held once, as the file holds them."""
+def parquet_file(path: str, *, memory_map: bool = True, read_dictionary: Sequence[str] = ()) -> Any:
+    options: dict[str, Any] = {"memory_map": memory_map, "read_dictionary": read_dictionary}
+    try:
+        return arrow("parquet").ParquetFile(path, page_checksum_verification=True, **options)
+    except (arrow().ArrowException, OSError) as error:
+        origin = RowOrigin.of_file(path)
+        raise origin.error(f"is not a readable Parquet file: {quoted(str(error))}; write it again") from error
 
-    def __init__(self, name: str, files: Sequence[str], open_file: Callable[..., Any]) -> None:
-        self._name, self._files, self._open = name, files, open_file
+
+class ParquetGroups:
+    """Loads row groups of Parquet files. Repeated bytes are held once, as the file holds them.
+
+    Without a memory map: a file that becomes shorter would end the process.
+    """
+
+    def __init__(self, name: str, files: Sequence[str]) -> None:
+        self._name, self._files = name, files
         self._states, self._places, self._nbytes = list[Any](), list[tuple[int, int]](), list[int]()
         self._leaves = list[tuple[str, str]]()  # of each file: the leaf to read as a dictionary, the one to count by
 
     @classmethod
-    def files(
-        cls, name: str, kind: Any, files: Sequence[str], rows: Indices, open_file: Callable[..., Any]
-    ) -> EmbeddedFiles:
-        load, counts, complete = cls(name, files, open_file), list[int](), list[bool]()
+    def of(cls, name: str, kind: Any, files: Sequence[str]) -> Groups:
+        load, counts, complete = cls(name, files), list[int](), list[bool]()
         lists = is_list(storage_type(kind))
         for number, file in enumerate(files):
             load._states.append(file_state(file))
-            with open_file(file) as parquet:
+            with parquet_file(file, memory_map=False) as parquet:
                 places = {parquet.schema.column(place).path: place for place in range(len(parquet.schema))}
                 own = [leaf for leaf in places if f"{leaf}.".startswith(f"{name}.")]
                 held = next((leaf for leaf in own if leaf.endswith(".bytes")), own[0])
@@ -211,28 +215,26 @@ class ParquetGroups:
                     leaves = [group.column(places[leaf]) for leaf in own]
                     load._nbytes.append(sum(leaf.total_uncompressed_size + 4 * leaf.num_values for leaf in leaves))
                 load._places += [(number, group) for group in range(parquet.num_row_groups)]
-        return EmbeddedFiles(Groups(kind, counts, load._nbytes, load, complete), rows)
+        return Groups(kind, counts, load._nbytes, load, complete)
 
     def __call__(self, group: int, *, counted: bool) -> Any:
         number, place = self._places[group]
         file, own = self._files[number], f"row group {place} of column {quoted(self._name)}"
         held, short = self._leaves[number]
-        if counted and short == self._name:
-            _log.info("%s: reading all of %s, because nothing else says which rows have a value", file, own)
         if file_state(file) != self._states[number]:
             raise changed_error(file)
         try:
-            with self._open(file, read_dictionary=[held]) as parquet:
+            with parquet_file(file, memory_map=False, read_dictionary=[held]) as parquet:
                 names = [short if counted else self._name]
                 column = parquet.read_row_group(place, columns=names, use_threads=False).column(self._name)
             chunks = list(map(_storage, column.chunks))
             array = chunks[0] if len(chunks) == 1 else arrow().concat_arrays(chunks)
         except (arrow().ArrowException, OSError) as error:
             if self._nbytes[group] >= 2**31:
-                what = f"{printable_path(file)}: {own} has more than 2 GiB; write it with row_group_size=100"
-                raise FormatError(what, file=named(file), dataset=self._name) from error
-            what = f"{printable_path(file)}: {own} does not decode: {quoted(str(error))}; write it again"
-            raise CorruptError(what, file=named(file), dataset=self._name) from error
+                what = f"{formats.printable_path(file)}: {own} has more than 2 GiB; write it with row_group_size=100"
+                raise FormatError(what, file=formats.named(file), dataset=self._name) from error
+            what = f"{formats.printable_path(file)}: {own} does not decode: {quoted(str(error))}; write it again"
+            raise CorruptError(what, file=formats.named(file), dataset=self._name) from error
         if file_state(file) != self._states[number]:
             raise changed_error(file)
         return array

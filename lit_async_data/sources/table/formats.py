@@ -26,15 +26,15 @@ from lit_async_data.system import OURS
 
 GIVEN = "the table given"  # name of a table in memory
 _MAX_QUOTED = 200  # most characters of a value in a message
+_LISTED = 20  # most columns that a message lists
+_MAX_INT32_TEXT = 2**31 - 1  # bytes that int32 offsets can address
+_COPY = re.compile(rf".*/{OURS}-[^/]*/([^/:]+):/")  # below its temporary folder, a copy has its address as path
 
 
 def quoted(value: object) -> str:
     """A value for a message: printable ASCII on one line, at most 200 characters, without secrets of addresses."""
     text = redact(ascii(value))
     return text if len(text) <= _MAX_QUOTED else f"{text[: _MAX_QUOTED - 1]}…"
-
-
-_COPY = re.compile(rf".*/{OURS}-[^/]*/([^/:]+):/")  # below its temporary folder, a copy has its address as path
 
 
 def named(path: str) -> str:
@@ -58,7 +58,7 @@ class RowOrigin(NamedTuple):
 
     @classmethod
     def of_file(cls, path: str, rows: int = 0) -> RowOrigin:
-        return cls([named(path)], np.array([0, rows]))
+        return cls([named(path)], np.array([0, rows]), opened=[path])
 
     @property
     def untyped(self) -> bool:
@@ -91,19 +91,16 @@ class RowOrigin(NamedTuple):
         return f"{text} of {printable_path(file)}" if len(self.files) > 1 else text
 
     def error(self, message: str, *, row: int | None = None, column: str | None = None) -> ManifestError:
-        file, number = (self.paths[0] if len(self.paths) == 1 else None, None) if row is None else self.place(row)
-        place = [self.name if file is None else printable_path(file)]
-        if number is not None:
-            place.append(f"{self.row} {number}")
-        if row is not None and self.ids is not None:
-            place.append(f"id {quoted(str(self.ids[row].as_py()))}")
+        place, file, number = [self.name], self.paths[0] if len(self.paths) == 1 else None, None
+        if row is not None:
+            file, number = self.place(row)
+            place = [printable_path(file), f"{self.row} {number}"]
+            if self.ids is not None:
+                place.append(f"id {quoted(str(self.ids[row].as_py()))}")
         if column is not None:
             place.append(f"column {quoted(column)}")
         file = file if self.files else self.folder
         return ManifestError(message, place=", ".join(place), file=file, dataset=column, row=number)
-
-
-_LISTED = 20  # most columns that a message lists
 
 
 class NoColumnError(ManifestError, MissingError):
@@ -129,9 +126,6 @@ def listed(names: Sequence[object]) -> str:
 
 
 # -- columns and files -------------------------------------------------------------------------------------------------
-
-
-_MAX_INT32_TEXT = 2**31 - 1  # bytes that int32 offsets can address
 
 
 def arrow(module: str = "") -> Any:
@@ -168,14 +162,15 @@ def is_number(value: Any) -> bool:
 
 def as_single_array(column: Any) -> Any:
     """Text, categorical text, lists or plain values; decimals as int64 if all are whole and fit, else as float64."""
-    types, library = arrow("types"), arrow()
-    kind = column.type
+    types, library, kind = arrow("types"), arrow(), column.type
     if isinstance(kind, library.BaseExtensionType):
         return as_single_array(library.chunked_array([chunk.storage for chunk in column.chunks], kind.storage_type))
     if types.is_decimal(kind):
         with contextlib.suppress(library.ArrowInvalid):
-            return _concatenated(column.cast(library.int64()) if kind.scale == 0 else _floats(column))
-        return _concatenated(_floats(column))
+            if kind.scale == 0:
+                return _concatenated(column.cast(library.int64()))
+        # Arrow's own cast rounds twice: it makes 1.15 of two places 1.1500000000000001.
+        return _concatenated(column.cast(library.string()).cast(library.float64()))
     if types.is_dictionary(kind):
         return _single_dictionary(column)
     if is_list(kind) and types.is_dictionary(kind.value_type):
@@ -188,11 +183,6 @@ def as_single_array(column: Any) -> Any:
             value, column = library.float64(), column.cast(library.large_list(library.string()))
         column = column.cast(library.large_list(value))
     return _concatenated(column)
-
-
-def _floats(column: Any) -> Any:
-    """Arrow's own cast rounds twice: it makes 1.15 of two places 1.1500000000000001."""
-    return column.cast(arrow().string()).cast(arrow().float64())
 
 
 def _lists_of_categories(column: Any) -> Any:
@@ -252,9 +242,7 @@ def with_suffix(array: Any, suffix: str) -> Any:
 
 
 def _concatenated(column: Any) -> Any:
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return arrow().concat_arrays(column.chunks)
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def values_of(array: Any, fill: float = 0) -> npt.NDArray[Any]:
@@ -466,11 +454,8 @@ def _array(path: str, name: str, listed: list[Any]) -> Any:
 
 def surrogate_row(values: Iterable[Any]) -> int | None:
     """The first row with text, also in a list, that UTF-8 cannot encode."""
-    texts = (
-        json.dumps(each, ensure_ascii=False, default=lambda one: getattr(one, "tolist", one.__str__)())
-        for each in values
-    )
-    return next((row for row, text in enumerate(texts) if re.search("[\ud800-\udfff]", text)), None)
+    pattern = r"[\ud800-\udfff]|\\ud[89a-f]"  # the second as a list shows the first
+    return next((row for row, each in enumerate(values) if re.search(pattern, str(each))), None)
 
 
 def _objects(path: str) -> Iterator[dict[str, Any]]:

@@ -70,13 +70,13 @@ _log = logging.getLogger(__name__)
 
 
 def check_text(array: Any, column: str, origin: RowOrigin) -> None:
-    if _holds_text(array.type) and _is_not_utf8(array):
+    if holds_text(array.type) and _is_not_utf8(array):
         hint = "; set encoding=cp1252 if Windows wrote it, else save the table as UTF-8" if origin.untyped else ""
         raise origin.error(f"text that is not UTF-8{hint}", row=_first_bad_row(array, _is_not_utf8), column=column)
 
 
-def _holds_text(kind: Any) -> bool:
-    return is_text(kind) or formats.is_categorical(kind) or (is_list(kind) and _holds_text(kind.value_type))
+def holds_text(kind: Any) -> bool:
+    return is_text(kind) or formats.is_categorical(kind) or (is_list(kind) and holds_text(kind.value_type))
 
 
 def _entries(array: Any) -> Any:
@@ -122,9 +122,8 @@ def as_numbers(array: Any, column: str, origin: RowOrigin, owners: Indices | Non
     numbers = _cast(trimmed, library.float64())
     if numbers is None:
         place = _first_bad_row(trimmed, lambda part: _cast(part, library.float64()) is None)
-        if re.fullmatch(r"[+-]?[0-9]+,[0-9]+", trimmed[place].as_py()):
-            raise fail(place, "is not a number; write it with a point, not a comma")
-        raise fail(place, "is not a number; leave the cell empty if there is no value, or set kind: class")
+        ways = "write a decimal point, leave the cell empty if there is no value, or set kind: class"
+        raise fail(place, f"is not a number; {ways}")
     long = compute.match_substring_regex(trimmed, r"^[+-]?[0-9]{16,}$")
     rounded = compute.and_kleene(long, compute.greater_equal(compute.abs(numbers), float(INEXACT)))
     place = formats.first_true_row(rounded)
@@ -183,12 +182,12 @@ def check_notation(array: Any, column: str, origin: RowOrigin) -> None:
     if len(distinct) > MOST_CLASSES:
         return
     texts = distinct.to_pylist()
-    if not origin.folder and (what := no_classes(texts, several=is_list(array.type))):  # folders of classes are classes
+    if not origin.folder and (what := no_classes(texts)):  # folders of classes are classes
         raise origin.error(f"{what}, or set kind: class if these are the names of classes", column=column)
     note_names(f"{origin.name}: column {quoted(column)}", tuple(texts))
 
 
-def no_classes(distinct: Iterable[str], *, several: bool = False) -> str:
+def no_classes(distinct: Iterable[str]) -> str:
     """Says that texts look like paths, JSON, numbers or booleans, not like names of classes, and what to do; else "".
 
     Dates, ``1-2``, ``1.2.3``, ``a/b`` and ``3D`` are names.
@@ -200,8 +199,6 @@ def no_classes(distinct: Iterable[str], *, several: bool = False) -> str:
     meanings = {_MEANINGS.get(text.casefold()) for text in texts}
     if known and all(map(_PATH.fullmatch, known)):
         ways = "if they only name something, set kind: text; ManifestSource reads files with kind: image, npy or hdf5"
-        if several:
-            ways = "a field takes one file per row: spread the list over columns, with a field for each"
         shown, what = known, f"paths; {ways}"
     elif known and all(map(_is_structure, known)):
         shown, what = known, f"JSON or Python objects; {_STORED}"
@@ -282,9 +279,8 @@ class Labels(NamedTuple):
             if has.any():
                 raise fail(int(np.argwhere(has)[0, 0]), own[lost])
         if not several:
-            renumbered = values.astype(np.int64)
-            known = renumbered >= 0  # ignored rows keep their value
-            renumbered[known] = new[renumbered[known]]
+            numbered = values.astype(np.int64)
+            renumbered = np.where(numbered < 0, numbered, new[numbered.clip(0)])  # ignored rows keep their value
         else:
             renumbered = np.zeros((len(values), len(classes)), values.dtype)
             for number in np.flatnonzero(new >= 0).tolist():
@@ -316,26 +312,6 @@ class _Column(NamedTuple):
     real: npt.NDArray[np.bool_] | None = None
 
 
-def labels_of(
-    columns: Sequence[tuple[str, Any]],
-    origin: RowOrigin,
-    max_length: int | None = None,
-    *,
-    classes: tuple[str, ...] | None = None,
-    null: Null = "error",
-    together: bool = False,
-) -> Labels:
-    """Labels from arrays as `as_single_array` returns them. With ``together``, all columns form one vector per row."""
-    several = not together and formats.is_text_list(columns[0][1].type)
-    parsed = [(name, _column_of(array, name, origin, classes, null, most=max_length)) for name, array in columns]
-    if not together:
-        return _with_null_option(parsed[0][1], null, origin, parsed[0][0], several=several)
-    if null == "error":
-        for name, column in parsed:
-            _with_null_option(column, null, origin, name)
-    return _with_null_option(_side_by_side(parsed, origin), null, origin, None)
-
-
 def texts_of(array: Any, name: str, origin: RowOrigin, null: Null, max_length: int | None) -> Labels:
     """Text, or whole numbers as digits, numbered in order of its distinct values; lists are padded with `IGNORED`."""
     flat = array.flatten() if is_list(array.type) else array
@@ -353,7 +329,7 @@ def texts_of(array: Any, name: str, origin: RowOrigin, null: Null, max_length: i
         values[np.arange(length) < lengths[:, None]] = column.values
         missing[rows[column.missing]] = True
         column = _Column(values, missing, column.classes, values != IGNORED if masked else None)
-    labels = _with_null_option(column, null, origin, name)
+    labels = with_null(column, null, origin, name)
     return labels._replace(classes=(), texts=labels.classes)
 
 
@@ -369,15 +345,17 @@ def padded_length(lengths: Indices, most: int | None, origin: RowOrigin, name: s
     return most or longest, most is not None or bool(((lengths >= 0) & (lengths < longest)).any())
 
 
-def _column_of(
-    array: Any, name: str, origin: RowOrigin, vocabulary: tuple[str, ...] | None, null: Null, *, most: int | None
+def column_of(
+    array: Any, name: str, origin: RowOrigin, classes: Sequence[str] | None, null: Null, *, most: int | None
 ) -> _Column:
+    """The values of an array as `as_single_array` returns it."""
+
     def fail(row: int, message: str) -> ManifestError:
         return origin.error(message, row=row, column=name)
 
-    kind = array.type
-    of_text = is_text(kind) or formats.is_categorical(kind)
+    kind, vocabulary = array.type, None if classes is None else tuple(classes)
     listed = formats.is_text_list(kind)
+    of_text = holds_text(kind) and not is_list(kind)
     if arrow("types").is_null(kind):
         raise origin.error("no row has a value", column=name)
     if vocabulary is not None and not (of_text or listed):
@@ -391,14 +369,18 @@ def _column_of(
             message = f"its ordered categories have several orders: {origin.orders[name]}; write one, or give classes"
             raise origin.error(message, column=name)
         return _classes_of_text(array, vocabulary, fail)
-    if is_list(kind):
-        return _number_lists(array, origin, name, most, fail)
-    return _numbers(array, origin, name, fail)
+    if is_list(kind) and is_list(kind.value_type):
+        ways = "write all numbers of a row as one list, and reshape batches, as in boxes.reshape(len(boxes), -1, 4)"
+        raise origin.error(f"holds {kind}, lists in lists, which cannot be a label; {ways}", column=name)
+    return _number_lists(array, origin, name, most, fail) if is_list(kind) else _numbers(array, origin, name, fail)
 
 
-def _side_by_side(columns: Sequence[tuple[str, _Column]], origin: RowOrigin) -> _Column:
+def side_by_side(columns: Sequence[tuple[str, _Column]], origin: RowOrigin, null: Null) -> Labels:
+    """All columns as one vector per row."""
     kinds = {column.values.dtype.kind for _, column in columns}
     for name, column in columns:
+        if null == "error":
+            with_null(column, null, origin, name)
         if column.classes or column.values.ndim > 1:
             what = "does not hold one number per row; only such columns form a vector"
             raise ConfigError(f"{quoted(name)} {what}", "name")
@@ -413,16 +395,14 @@ def _side_by_side(columns: Sequence[tuple[str, _Column]], origin: RowOrigin) -> 
     values = np.stack([column.values for _, column in columns], axis=1)
     missing = np.stack([column.missing for _, column in columns], axis=1)
     values[missing] = _missing_value(values.dtype)
-    return _Column(values, np.asarray(missing.any(axis=1)))
+    return with_null(_Column(values, np.asarray(missing.any(axis=1))), null, origin, None)
 
 
-def _with_null_option(
-    column: _Column, null: Null, origin: RowOrigin, name: str | None, *, several: bool = False
-) -> Labels:
+def with_null(column: _Column, null: Null, origin: RowOrigin, name: str | None, *, lists: bool = False) -> Labels:
     values, missing, classes, real = column
-    if null == "zero" and not several:
+    if null == "zero" and not lists:
         raise ConfigError("zero is for several classes per row; set ignore or drop", "null")
-    if several and null == "ignore":
+    if lists and null == "ignore":
         # Also without missing values, so that the dtype does not depend on the rows.
         values = values.astype(np.float32)
         values[missing] = np.nan
@@ -435,22 +415,21 @@ def _with_null_option(
         return Labels(values, classes, rows, real=real)
     named = f" in {', '.join(origin.where(int(row)) for row in rows[:_NAMED])}" if len(rows) > 1 else ""
     named += f", … ({len(rows)} in all)" if len(rows) > _NAMED else ""
-    ways = "null: zero if it has none of the classes, null: ignore" if several else "null: ignore"
+    ways = "null: zero if it has none of the classes, null: ignore" if lists else "null: ignore"
     raise origin.error(f"no value{named}; give one, or set {ways} or null: drop", row=int(rows[0]), column=name)
 
 
 def _numbers(array: Any, origin: RowOrigin, name: str, fail: Fail) -> _Column:
-    library, types = arrow(), arrow("types")
-    kind = array.type
+    types, kind = arrow("types"), array.type
     missing = booleans_of(array.is_null(nan_is_null=True))
     if types.is_boolean(kind):
         values = booleans_of(array)
     elif types.is_integer(kind):
-        if types.is_uint64(kind):
-            large = np.flatnonzero(formats.values_of(array) > np.iinfo(np.int64).max)
-            if large.size:
-                raise fail(int(large[0]), f"{array[int(large[0])].as_py()} does not fit into int64; store it as text")
-        values = formats.values_of(array.cast(library.int64()), IGNORED)
+        whole = _cast(array, arrow().int64())
+        if whole is None:
+            row = _first_bad_row(array, lambda part: _cast(part, arrow().int64()) is None)
+            raise fail(row, f"{array[row].as_py()} does not fit into int64; store it as text")
+        values = formats.values_of(whole, IGNORED)
     elif types.is_floating(kind):
         values = np.array(formats.values_of(array))
         values[missing] = np.nan
@@ -470,9 +449,7 @@ def _classes_of_text(array: Any, vocabulary: tuple[str, ...] | None, fail: Fail,
         what = "distinct texts, which seem to be ids or paths; set kind: text, or kind: image, npy or hdf5 for paths"
         raise ConfigError(f"{len(encoded.dictionary)} {what} of files to read", "classes")
     entries, trimmed = encoded.dictionary.to_pylist(), str if ids else trim
-    used = np.zeros(len(entries), np.bool_)
-    used[codes[~missing]] = True
-    present = {trimmed(entry) for entry, each in zip(entries, used.tolist(), strict=True) if each}
+    present = {trimmed(entries[code]) for code in np.flatnonzero(np.bincount(codes[~missing])).tolist()}
     own = tuple(dict.fromkeys(map(trimmed, entries))) if formats.is_ordered(encoded.type) else in_order(present)
     classes = own if vocabulary is None else vocabulary
     numbers = {entry: number for number, entry in enumerate(classes)}

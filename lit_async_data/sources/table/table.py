@@ -15,10 +15,11 @@ import numpy.typing as npt
 from lit_async_data.errors import ChangedError, ConfigError, CorruptError, MissingError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources import local_files
+from lit_async_data.sources.contract.source import starts
 from lit_async_data.sources.local_files import local_path, opening_errors
-from lit_async_data.sources.table import formats, labels
-from lit_async_data.sources.table.embedded import EmbeddedFiles, ParquetGroups, holds_bytes, loaded, storage_type
-from lit_async_data.sources.table.formats import NoColumnError, RowOrigin, TextFormat, arrow, is_text, quoted
+from lit_async_data.sources.table import embedded, formats, labels
+from lit_async_data.sources.table.embedded import EmbeddedFiles, holds_bytes, parquet_file
+from lit_async_data.sources.table.formats import RowOrigin, TextFormat, arrow, is_text, quoted
 from lit_async_data.sources.table.labels import Labels, Null
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -83,16 +84,10 @@ def _met(given: Filter, array: Any, origin: RowOrigin) -> npt.NDArray[np.bool_]:
     if is_text(array.type) and all(isinstance(one, int | float) and not isinstance(one, bool) for one in values):
         array = labels.as_numbers(array, given.column, origin)
     if is_text(array.type):
-        texts, array = array, compute.utf8_trim_whitespace(array)
+        array = compute.utf8_trim_whitespace(array)
         values = [one.strip() if isinstance(one, str) else one for one in values]
-        if compute.any(compute.not_equal(texts, array)).as_py():
-            names = tuple(texts.unique().drop_null().to_pylist())
-            labels.note_names(f"{origin.name}: column {quoted(given.column)}", names)
-    unfit = ConfigError(
-        f"column {quoted(given.column)} holds {array.type}, which cannot be compared by "
-        f"{given.operator} {quoted(given.value)}; give a value of that type",
-        "filters",
-    )
+    what = f"column {quoted(given.column)} holds {array.type}, which cannot be compared by {given.operator}"
+    unfit = ConfigError(f"{what} {quoted(given.value)}; give a value of that type", "filters")
     if any(isinstance(value, bool) != bool(arrow("types").is_boolean(array.type)) for value in values):
         raise unfit
     compare = getattr(compute, _COMPARE.get(given.operator, "equal"))
@@ -104,12 +99,11 @@ def _met(given: Filter, array: Any, origin: RowOrigin) -> npt.NDArray[np.bool_]:
 
 
 def column_names(path: str, text_format: TextFormat = formats.DEFAULT_FORMAT) -> list[str]:
-    suffix = _suffix_of(path)
+    suffix, delimiter = _format_of(path)
     with opening_errors(path):
         if suffix == ".parquet":
-            with _parquet_file(path) as file:
+            with parquet_file(path) as file:
                 return list(file.schema_arrow.names)
-        delimiter = _DELIMITERS.get(suffix.removesuffix(".gz"))
         if delimiter is None:
             return formats.key_names(path)
         return formats.column_names(path, text_format.delimiter or delimiter, text_format.encoding)
@@ -125,12 +119,6 @@ class FolderTable(NamedTuple):
     table: Any
 
 
-class _Read(NamedTuple):
-    table: Any
-    rows: int
-    kept: Indices | None
-
-
 def read_table(
     given: Any, wanted: Sequence[str], filters: Sequence[Filter], text_format: TextFormat = formats.DEFAULT_FORMAT
 ) -> tuple[Any, RowOrigin]:
@@ -138,13 +126,13 @@ def read_table(
     arrow()  # an error about pyarrow comes before errors about files
     if isinstance(given, str | os.PathLike):
         files = files_of(os.fspath(given))
-        table, origin = _concatenated(files, [_from_file(file, wanted, filters, text_format) for file in files])
+        table, origin = _concatenated([_from_file(file, wanted, filters, text_format) for file in files])
     else:
         folder, given = given if isinstance(given, FolderTable) else (None, given)
         _check_no_text_format(text_format, "a table in memory" if folder is None else "a folder")
         origin = RowOrigin([], np.zeros(1, np.int64), folder=folder)
-        read = _filtered_table(_from_memory(given, _all_names(wanted, filters), origin), wanted, filters, origin)
-        table, origin = read.table, origin._replace(starts=np.array([0, read.rows]), kept=read.kept)
+        read = _from_memory(given, _all_names(wanted, filters), origin)
+        table, origin = _filtered(read, wanted, filters, origin._replace(starts=np.array([0, read.num_rows])))
     total = int(origin.starts[-1])
     if not total:
         raise origin.error("has no rows; a source needs at least one sample")
@@ -184,11 +172,13 @@ def _check_no_text_format(text_format: TextFormat, what: str) -> None:
             raise ConfigError(f"does not apply to {what}, only to CSV and TSV files; leave it out", name)
 
 
-def _from_file(path: str, wanted: Sequence[str], filters: Sequence[Filter], text_format: TextFormat) -> _Read:
-    suffix = _suffix_of(path)
-    if suffix.removesuffix(".gz") not in _DELIMITERS:
+def _from_file(
+    path: str, wanted: Sequence[str], filters: Sequence[Filter], text_format: TextFormat
+) -> tuple[Any, RowOrigin]:
+    suffix, delimiter = _format_of(path)
+    if delimiter is None:
         _check_no_text_format(text_format, f"{suffix} files")
-    names, delimiter = _all_names(wanted, filters), _DELIMITERS.get(suffix.removesuffix(".gz"))
+    names = _all_names(wanted, filters)
     with opening_errors(path):
         with open(path, "rb") as file:
             head = file.read(local_files.HEAD_BYTES)
@@ -201,89 +191,84 @@ def _from_file(path: str, wanted: Sequence[str], filters: Sequence[Filter], text
             table = formats.read_json_lines(path, names)
         else:
             table = formats.read_delimited(path, text_format.delimiter or delimiter, names, text_format.encoding)
-    return _filtered_table(table, wanted, filters, RowOrigin.of_file(path, table.num_rows))
+    return _filtered(table, wanted, filters, RowOrigin.of_file(path, table.num_rows))
 
 
-def _suffix_of(path: str) -> str:
+def _format_of(path: str) -> tuple[str, str | None]:
+    """The suffix, and the usual delimiter; None if the file has no text cells."""
     suffix = next((each for each in _SUFFIXES if path.lower().endswith(each)), None)
     if suffix is None:
         hint = _OTHER_FORMATS.get(os.path.splitext(path.lower())[1], "HDF5 files are read by HDF5Source")
         message = f"{formats.printable_path(path)} does not end in one of {', '.join(_SUFFIXES)}"
         raise ConfigError(f"{message}; {hint.format(path=path)}", "table", file=formats.named(path))
-    return suffix
+    return suffix, _DELIMITERS.get(suffix.removesuffix(".gz"))
 
 
-def _filtered_table(table: Any, wanted: Sequence[str], filters: Sequence[Filter], origin: RowOrigin) -> _Read:
-    rows, selected = table.num_rows, _with_class_names(table.select(list(wanted)))
+def _filtered(table: Any, wanted: Sequence[str], filters: Sequence[Filter], origin: RowOrigin) -> tuple[Any, RowOrigin]:
+    selected = _with_class_names(table.select(list(wanted)))
     if not filters:
-        return _Read(selected, rows, None)
-    mask = np.ones(rows, np.bool_)
+        return selected, origin
+    mask = np.ones(table.num_rows, np.bool_)
     for each in filters:
         mask &= _met(each, formats.as_single_array(table.column(each.column)), origin)
-    return _Read(selected.filter(arrow().array(mask)), rows, np.flatnonzero(mask))
+    return selected.filter(arrow().array(mask)), origin._replace(kept=np.flatnonzero(mask))
 
 
 def _with_class_names(table: Any) -> Any:
     """Numbers of a Hugging Face ``ClassLabel`` as categories, −1 as missing; not if `trim` makes two names equal."""
     library, compute = arrow(), arrow("compute")
     for place, name in enumerate(table.column_names):
-        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):  # not as Hugging Face writes it
-            feature = json.loads(table.schema.metadata[b"huggingface"])["info"]["features"][name]
-            listed = feature["names"]
-            if feature["_type"] == "ClassLabel" and len({*map(labels.trim, listed)}) == len(listed):
-                names, codes = library.array(listed, library.string()), table.column(name).combine_chunks()
-                codes = compute.if_else(compute.equal(codes, -1), None, codes)
-                named = library.DictionaryArray.from_arrays(codes.cast(library.int32()), names, ordered=True)
+        names, column = _class_names(table.schema, name), table.column(name)
+        if names and not formats.is_list(column.type) and len({*map(labels.trim, names)}) == len(names):
+            with contextlib.suppress(ValueError, LookupError):  # other values, or numbers without a name
+                codes = compute.if_else(compute.equal(column, -1), None, column).cast(library.int32())
+                texts = library.array(names, library.string())
+                named = library.DictionaryArray.from_arrays(codes.combine_chunks(), texts, ordered=True)
                 table = table.set_column(place, name, named)
     return table
 
 
-def _concatenated(files: list[str], read: list[_Read]) -> tuple[Any, RowOrigin]:
-    starts = np.cumsum([0, *(each.rows for each in read)], dtype=np.int64)
-    kept = None
-    if any(each.kept is not None for each in read):
-        numbers = [np.arange(each.rows) if each.kept is None else each.kept for each in read]
-        kept = np.concatenate([number + start for number, start in zip(numbers, starts[:-1], strict=True)])
-    origin = RowOrigin(list(map(formats.named, files)), starts, kept, opened=files)
-    if len(read) == 1:
-        return read[0].table, origin
-    _check_types(files, read, origin)
-    return arrow().concat_tables([each.table for each in read], promote_options="default"), origin
-
-
-def _check_types(files: list[str], read: list[_Read], origin: RowOrigin) -> None:
-    for name in read[0].table.column_names:
-        firsts: dict[Any, str] = {}  # the first file with each type
-        for file, each in zip(files, read, strict=True):
-            firsts.setdefault(each.table.schema.field(name).type, formats.printable_path(file))
-        firsts.pop(arrow().null(), None)
-        if len(firsts) > 1:
-            (kind, file), (other, another), *_ = firsts.items()
-            message = f"is {kind} in {file}, but {other} in {another}; write all files with one type"
-            raise origin.error(message, column=name)
-        if len({_names_in_lists(each.table.schema, name) for each in read}) > 1:
-            message = "has lists of ClassLabels, whose names differ between the files; write all files with one order"
-            raise origin.error(message, column=name)
-
-
-def _names_in_lists(schema: Any, name: str) -> tuple[str, ...]:
-    """The names of a list of a Hugging Face ``ClassLabel``, whose numbers are delivered; empty for other columns."""
+def _class_names(schema: Any, name: str) -> tuple[str, ...]:
+    """The names of a Hugging Face ``ClassLabel``, also of one in lists; empty for other columns."""
     with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):  # not as Hugging Face writes it
-        feature = column = json.loads(schema.metadata[b"huggingface"])["info"]["features"][name]
+        feature = json.loads(schema.metadata[b"huggingface"])["info"]["features"][name]
         while isinstance(feature, list) or "feature" in feature:
             feature = feature[0] if isinstance(feature, list) else feature["feature"]
-        return tuple(feature["names"]) if feature is not column and feature["_type"] == "ClassLabel" else ()
+        return tuple(feature["names"]) if feature["_type"] == "ClassLabel" else ()
     return ()
 
 
+def _concatenated(read: Sequence[tuple[Any, RowOrigin]]) -> tuple[Any, RowOrigin]:
+    if len(read) == 1:
+        return read[0]
+    tables, origins = zip(*read, strict=True)
+    firsts = starts([each.starts[-1] for each in origins])
+    kept = [first + each.kept for first, each in zip(firsts, origins, strict=False) if each.kept is not None]
+    files, opened = [each.files[0] for each in origins], [each.opened[0] for each in origins]
+    origin = RowOrigin(files, firsts, np.concatenate(kept) if kept else None, opened=opened)
+    _check_types(read, origin)
+    return arrow().concat_tables(tables, promote_options="default"), origin
+
+
+def _check_types(read: Sequence[tuple[Any, RowOrigin]], origin: RowOrigin) -> None:
+    for name in read[0][0].column_names:
+        found: dict[Any, str] = {}  # the first file with each type
+        for table, own in read:
+            found.setdefault(table.schema.field(name).type, own.name)
+        found.pop(arrow().null(), None)
+        if len(found) > 1:
+            (kind, file), (other, another), *_ = found.items()
+            message = f"is {kind} in {file}, but {other} in {another}; write all files with one type"
+            raise origin.error(message, column=name)
+        # Of numbers; categories bring their names.
+        numbers = not any(map(arrow("types").is_dictionary, found))
+        if numbers and len({_class_names(table.schema, name) for table, _ in read}) > 1:
+            message = "has ClassLabels whose names differ between the files; write all files with one order"
+            raise origin.error(message, column=name)
+
+
 def _from_memory(given: Any, names: Sequence[str], origin: RowOrigin) -> Any:
-    library = arrow()
-    if isinstance(given, library.Table):
-        formats.check_columns(given.column_names, names, origin)
-        return given.select(list(names))
-    module = type(given).__module__.partition(".")[0]
-    if module == "polars" and hasattr(given, "collect"):
-        raise ConfigError("a LazyFrame has no rows yet; give frame.collect()", "table")
+    library, module = arrow(), type(given).__module__.partition(".")[0]
     try:
         if module == "pandas" and hasattr(given, "columns"):
             return _from_pandas(given, names, origin)
@@ -309,13 +294,7 @@ def _from_memory(given: Any, names: Sequence[str], origin: RowOrigin) -> Any:
 
 def _from_pandas(frame: Any, names: Sequence[str], origin: RowOrigin) -> Any:
     library = arrow()
-    try:
-        formats.check_columns(list(frame.columns), names, origin)
-    except NoColumnError as error:
-        if error.dataset not in frame.index.names:
-            raise
-        message = f"{error}; it is the index of the DataFrame; give frame.reset_index()"
-        raise NoColumnError(message, dataset=error.dataset) from None
+    formats.check_columns(list(frame.columns), names, origin)
     frame = frame[list(names)]
     try:
         return library.Table.from_pandas(frame, preserve_index=False)
@@ -328,10 +307,10 @@ def _from_pandas(frame: Any, names: Sequence[str], origin: RowOrigin) -> Any:
 
 
 def _read_parquet(path: str, names: Sequence[str]) -> Any:
-    with _parquet_file(path) as file:
+    with parquet_file(path) as file:
         formats.check_columns(file.schema_arrow.names, names, RowOrigin.of_file(path))
-        types = {name: file.schema_arrow.field(name).type for name in names}
-        plain = [name for name in names if not holds_bytes(types[name])]
+        kinds = {name: file.schema_arrow.field(name).type for name in names}
+        plain = [name for name, kind in kinds.items() if not holds_bytes(kind)]
         try:
             # By groups of rows: Arrow reads no list of categories in several chunks.
             read = [file.read_row_group(number, columns=plain) for number in range(file.num_row_groups)]
@@ -339,33 +318,13 @@ def _read_parquet(path: str, names: Sequence[str]) -> Any:
             what = f"{formats.printable_path(path)}: does not decode: {quoted(str(error))}; write it again"
             raise CorruptError(what, file=formats.named(path)) from error
         table = arrow().concat_tables(read or [file.schema_arrow.empty_table().select(plain)])
-        columns = {name: table.column(name) for name in plain}
         # `Table.of` replaces these nulls by `EmbeddedFiles`.
-        rows = file.metadata.num_rows
-        columns |= {name: arrow().nulls(rows, storage_type(types[name])) for name in names if name not in plain}
-        table = arrow().table({name: columns[name] for name in names})
-        return table.replace_schema_metadata(file.schema_arrow.metadata)
-
-
-def _parquet_file(path: str, *, memory_map: bool = True, read_dictionary: Sequence[str] = ()) -> Any:
-    options: dict[str, Any] = {"memory_map": memory_map, "read_dictionary": read_dictionary}
-    try:
-        return arrow("parquet").ParquetFile(path, page_checksum_verification=True, **options)
-    except (arrow().ArrowException, OSError) as error:
-        origin = RowOrigin.of_file(path)
-        raise origin.error(f"is not a readable Parquet file: {quoted(str(error))}; write it again") from error
+        nulls = functools.partial(arrow().nulls, file.metadata.num_rows)
+        columns = [table.column(n) if n in plain else nulls(embedded.storage_type(kind)) for n, kind in kinds.items()]
+        return arrow().table(columns, names=list(kinds), metadata=file.schema_arrow.metadata)
 
 
 # -- columns in memory -------------------------------------------------------------------------------------------------
-
-
-def _embedded(name: str, column: Any, origin: RowOrigin) -> EmbeddedFiles:
-    if not origin.files:
-        return loaded(column)
-    rows = np.arange(len(column)) if origin.kept is None else origin.kept
-    # Without a memory map: a file that becomes shorter would end the process.
-    open_file = functools.partial(_parquet_file, memory_map=False)
-    return ParquetGroups.files(name, column.type, origin.opened, rows, open_file)
 
 
 class Table:
@@ -385,8 +344,7 @@ class Table:
         filter leaves out rows without a value, and reads text as numbers to compare it with a number.
         """
         names = list(dict.fromkeys(columns))
-        read, origin = read_table(given, names, filters_of(filters), text_format)
-        remaining: Any = read
+        remaining, origin = read_table(given, names, filters_of(filters), text_format)
         arrays = {}
         for name in names:
             column = remaining.column(name)
@@ -395,7 +353,7 @@ class Table:
             if len(orders := formats.orders_of(column)) > 1:
                 origin = origin._replace(orders={**origin.orders, name: " and ".join(map(quoted, orders))})
             if holds_bytes(column.type):
-                arrays[name] = _embedded(name, column, origin)
+                arrays[name] = embedded.files_in(column, name, origin)
                 continue
             arrays[name] = formats.as_single_array(column)
             del column
@@ -406,15 +364,10 @@ class Table:
         return len(next(iter(self._columns.values())))
 
     def text(self, name: str, rows: Sequence[int] | Indices) -> list[str]:
-        """The text of rows, in any order; whole numbers as digits."""
-        array = self._text_column(name)
-        wanted = np.asarray(rows, np.int64).reshape(-1)
-        numbers = formats.arrow_integers(wanted)
+        """The text of rows, in any order; whole numbers as digits. The column has no nulls."""
+        array, numbers = self._text_column(name), formats.arrow_integers(np.asarray(rows, np.int64))
         codes = array.indices if formats.is_categorical(array.type) else None
         texts = array.take(numbers) if codes is None else array.dictionary.take(codes.take(numbers))
-        if texts.null_count:
-            place = formats.first_true_row(texts.is_null())
-            raise self.origin.error("no value; give one, or leave the row out", row=int(wanted[place]), column=name)
         values: list[Any] = texts.to_pylist()
         return values if not values or isinstance(values[0], str) else list(map(str, values))
 
@@ -437,22 +390,22 @@ class Table:
         if kind == "text" and isinstance(name, str):
             texts = labels.parsed_text(self.array(name), name, self.origin, separator, kind=None)
             return labels.texts_of(texts, name, self.origin, null, max_length)
-        names, columns = [name] if isinstance(name, str) else name, list[tuple[str, Any]]()
-        for each in names:
+        several, columns = not isinstance(name, str), list[tuple[str, Any]]()
+        for each in [name] if isinstance(name, str) else name:
             array = self.array(each)
             if kind == "class" or classes is not None:
                 array = labels.digits_of(array)  # whole numbers can be names of classes
             array = labels.parsed_text(array, each, self.origin, separator, kind=kind)
-            columns.append((each, array))
-            text = is_text(array.type) or formats.is_categorical(array.type) or formats.is_text_list(array.type)
+            text = labels.holds_text(array.type)
             if kind == "class" and not text:
                 what = f"column {quoted(each)} holds {array.type}, neither text nor whole numbers"
                 raise ConfigError(f"{what}; leave out kind to use its numbers as labels", "kind")
-            if text and kind is None and classes is None and names is not name:
+            if text and kind is None and classes is None and not several:
                 labels.check_notation(array, each, self.origin)
-        vocabulary = None if classes is None else tuple(classes)
-        together = names is name
-        return labels.labels_of(columns, self.origin, max_length, classes=vocabulary, null=null, together=together)
+            columns.append((each, labels.column_of(array, each, self.origin, classes, null, most=max_length)))
+        if several:
+            return labels.side_by_side(columns, self.origin, null)
+        return labels.with_null(columns[0][1], null, self.origin, each, lists=formats.is_text_list(array.type))
 
     def first(self, name: str, separator: str | None = None) -> Any:
         """The first value in a column, also inside a list or a cell with a separator; None if there is none."""

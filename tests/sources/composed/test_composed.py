@@ -176,6 +176,17 @@ def test_chunks_of_all_are_read_as_the_slowest_is():
     assert ConcatSource(sources[1:]).chunks == StorageLayout(compressed=True, reading="decoded", chunks_per_run=4)
     assert ConcatSource([sources[2], sources[0]]).chunks.reading == "locked"
     assert ConcatSource(sources).chunks.order is None
+    costs = {
+        "spread": 2.0,
+        "chunks_per_run": 3,
+        "amplification": 4.0,
+        "alone": 5.0,
+        "chunks_per_sample": 6.0,
+        "overlap": 7,
+    }
+    costly = StorageLayout(compressed=True, random=True, ahead=True, largest=False, left_out="2 rows", **costs)
+    for pair in itertools.permutations([ArraySource({"y": np.arange(10)}, chunks=costly), numbered()]):
+        assert ConcatSource(pair).chunks == costly
     turned = StorageLayout(runs, order=np.arange(10)[::-1])
     both = ConcatSource([sources[0], ArraySource({"y": np.arange(10)}, chunks=turned)])
     assert both.chunks.order.tolist() == [*range(10), *range(19, 9, -1)]
@@ -256,12 +267,6 @@ def test_a_subset_reads_its_samples_in_its_order(given):
     assert read(subset, []) == []
     assert subset.samples.dtype == np.int64
     assert subset.spec == numbered().spec
-
-
-def test_a_mask_takes_the_samples_where_it_is_true():
-    mask = [False] * 8 + [True, True]
-    assert read(SubsetSource(numbered(), mask), [0, 1]) == [8, 9]
-    assert read(SubsetSource(numbered(), np.array(mask)), [1]) == [9]
 
 
 def test_a_subset_keeps_a_copy_that_nobody_can_write_to():

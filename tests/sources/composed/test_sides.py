@@ -44,13 +44,6 @@ def test_sides_may_list_their_groups_and_the_others_stay_unused(given, groups):
     assert sides.described.endswith("val 0.20 (1 of 5 groups, 4 samples), unused 0.20 (4 samples); overlap 0")
 
 
-def test_files_may_be_listed_too():
-    sides = split(
-        parted({"a.h5": 2, "b.h5": 3, "c.h5": 1}), {"train": ["c.h5", "a.h5"], "val": ["b.h5"]}, groups="file"
-    )
-    assert {name: side.samples.tolist() for name, side in sides.items()} == {"train": [0, 1, 5], "val": [2, 3, 4]}
-
-
 def test_the_end_of_a_path_is_answered_by_the_whole_path():
     source = parted({"a/s.h5": 2, "b/s.h5": 3, "b/us.h5": 1})
     with pytest.raises(ConfigError, match=r"train names s\.h5, .*write the whole path, as in a/s\.h5, b/s\.h5$"):

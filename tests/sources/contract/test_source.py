@@ -124,6 +124,18 @@ def test_a_file_that_is_in_two_of_the_sources_is_one_part():
     assert places.rows.tolist() == [5, 1, 0, 1, 2, 4]
 
 
+def test_a_file_and_a_link_to_it_are_one_part(h5, tmp_path):
+    path = h5("a.h5", y=np.arange(40))
+    (tmp_path / "b.h5").symlink_to(path)
+    both = ConcatSource([HDF5Source(each, ["y"]) for each in (path, str(tmp_path / "b.h5"))])
+    places = both.places()
+    assert [(part.file, part.name) for part in places.parts] == [(path, "a.h5")]
+    assert places.rows.tolist() == [*range(40)] * 2
+    sides = split(both, {"train": 0.5, "val": 0.5})
+    assert not {*sides["train"].column("y").tolist()} & {*sides["val"].column("y").tolist()}
+    assert "overlap 80 samples" in split(both, {"train": ["1"], "val": ["2"]}, groups=[1] * 40 + [2] * 40).described
+
+
 class Rebinds(Squares):
     def read_into(self, samples, out):
         super().read_into(samples, out)  # fills both arrays

@@ -22,13 +22,6 @@ def test_json_lines_are_what_pythons_json_reads(rows, packed):
     assert read_back("m.ndjson.gz" if packed else "m.jsonl", gzip.compress(content) if packed else content) == expected
 
 
-def test_what_looks_like_a_date_is_text(file):
-    lines = '{"a": "2020-01-01", "b": ["2020-01-01 00:00:00"]}\n{"a": "2020-01-02", "b": []}\n'
-    table = Table.of(file("m.jsonl", lines), ["a", "b"])
-    assert everything(table, "a") == ["2020-01-01", "2020-01-02"]
-    assert everything(table, "b") == [["2020-01-01 00:00:00"], []]
-
-
 def test_types_of_later_lines_and_keys_that_come_late(file):
     lines = ['{"a": 1, "d": "2020-01-01"}'] * 40 + ['{"a": 2.5, "b": "x", "d": "2020-01-02"}', '{"a": null, "b": "y"}']
     table = Table.of(file("m.jsonl", "\n".join(lines)), ["a", "b", "d"])
