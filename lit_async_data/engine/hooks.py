@@ -14,22 +14,12 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 
-from lit_async_data.batch.spec import (
-    NOTHING,
-    Array,
-    BatchLayout,
-    BatchSpec,
-    Bytes,
-    FieldSpec,
-    length_key,
-    most_elements,
-)
+from lit_async_data.batch.spec import Array, BatchLayout, BatchSpec, Bytes, FieldSpec, length_key
 from lit_async_data.errors import ConfigError, TransformError, few
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.buckets import Buckets
@@ -59,12 +49,11 @@ def failure(where: str, source: Source, samples: Indices, what: str) -> Transfor
     )
 
 
-def other_keys(made: Mapping[str, object], wanted: Iterable[str]) -> str:
-    listed = [", ".join(map(str, keys)) or "none" for keys in (made, wanted)]
-    return (
-        f"returned the keys {listed[0]} for {{}}, but {listed[1]} for the first sample; return the same keys for every "
-        "sample"
-    )
+def check_keys(made: Mapping[str, object], wanted: Mapping[str, object]) -> None:
+    if made.keys() != wanted.keys():
+        others, first = (", ".join(map(str, keys)) or "none" for keys in (made, wanted))
+        what = f"returned the keys {others} for {{}}, but {first} for the first sample"
+        raise UnfitError(f"{what}; return the same keys for every sample")
 
 
 def fitting(key: str, value: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -156,7 +145,9 @@ def takes_rng(function: Function | None) -> bool:
     return function is not None and Hook(function, "").draws
 
 
-def check_callable(where: str, given: object, called_with: str = "a batch") -> None:
+def check_callable(where: str, given: object) -> None:
+    hook = where.partition("_")[0]
+    called_with = "a sample" if hook == "sample" else "a batch"
     if isinstance(given, type):
         raise ConfigError(
             f"{given.__name__} is a class, and a transform is called with {called_with}; write {given.__name__}(…)",
@@ -164,7 +155,7 @@ def check_callable(where: str, given: object, called_with: str = "a batch") -> N
         )
     if not (given is None or callable(given)):
         raise ConfigError(f"{given!r} cannot be called with {called_with}", where)
-    first, hook = type(first_called(given)), where.partition("_")[0]
+    first = type(first_called(given))
     for library, what in LIBRARIES.items() if hook in ("sample", "batch") else ():
         if first.__module__.startswith(library):
             raise ConfigError(f"{first.__name__} of {what.format(of=hook)} (docs/data/transforms.md)", where)
@@ -196,12 +187,8 @@ def _rng_parameter(function: Function) -> str | None:
     except (TypeError, ValueError):  # some functions written in C have no signature
         return None
     by_place = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    named = any(
-        each.name == RNG and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
-        for each in parameters
-        if each not in by_place[:1]
-    )
-    if named:
+    named = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+    if RNG in named - {each.name for each in by_place[:1]}:
         fixed = isinstance(called, functools.partial) and RNG in called.keywords
         return None if fixed else RNG
     return "" if len(by_place) > 1 and by_place[1].default is inspect.Parameter.empty else None
@@ -228,17 +215,7 @@ class KeyedGenerator:
         self._generator = np.random.Generator(self._bits)
         self._key = [0, 0]
         # Lists: numpy reads them faster than arrays of four.
-        self._state: Any = {
-            "bit_generator": "Philox",
-            "state": {"counter": [0, 0, 0, 0], "key": self._key},
-            "buffer": [0, 0, 0, 0],
-            "buffer_pos": 4,
-            "has_uint32": 0,
-            "uinteger": 0,
-        }
-
-    def __reduce__(self) -> Any:
-        return KeyedGenerator, ()
+        self._state: Any = {**self._bits.state, "state": {"counter": [0] * 4, "key": self._key}, "buffer": [0] * 4}
 
     def at(self, key: int) -> np.random.Generator:
         """The generator in the state of ``Philox(key=key)``; the key has 64 bits."""
@@ -310,11 +287,45 @@ class HookCalls:
             rng = self._generator.at(derived_key(self._seed, keyed.epoch, BATCH_HOOK_KEYS, first))
         return self._called(hook, samples, self._with_index(samples, values), rng)
 
+    def put_samples(
+        self,
+        keyed: KeyedSamples,
+        values: Mapping[str, Array],
+        out: Mapping[str, Array],
+        rows: Sequence[int] | None = None,
+    ) -> None:
+        """Put what `of_samples` makes into these rows of ``out``, or the first ones."""
+        assert self.sample is not None
+        targets = [(key, array, array.shape[1:], array.dtype) for key, array in out.items()]
+        plain, places = np.ndarray, range(len(keyed.samples))
+        for place, row, made in zip(places, rows or places, self.of_samples(keyed, values), strict=True):
+            try:
+                check_keys(made, out)
+                for key, array, shape, dtype in targets:
+                    value = made[key]
+                    if value.__class__ is not plain or value.shape != shape or value.dtype != dtype:
+                        value = fitting(key, value, shape, dtype)
+                    array[row] = value
+            except UnfitError as error:
+                samples = keyed.samples[place : place + 1]
+                raise failure(self.sample.where, self.source, samples, str(error)) from None
+
+    def put_batch(self, keyed: KeyedSamples, values: dict[str, Array], out: Mapping[str, Array]) -> None:
+        """Put what `of_batch` makes into ``out``."""
+        assert self.batch is not None
+        made = self.of_batch(keyed, values)
+        try:
+            check_keys(made, out)
+            for key, array in out.items():
+                rows = with_rows(key, made[key], array.shape[0])
+                fitting(key, rows[0], array.shape[1:], array.dtype)
+                array[...] = rows
+        except UnfitError as error:
+            raise failure(self.batch.where, self.source, keyed.samples, str(error)) from None
+
 
 log = logging.getLogger(__name__)
 
-# The argument of each hook, for messages.
-CALLED_WITH = {"sample_transform": "a sample", "batch_transform": "a batch", "device_transform": "a batch"}
 # Samples of the batch with which the probe calls ``batch_transform``.
 ROWS = 2
 # Samples that the probe tries where bad ones are no errors.
@@ -338,7 +349,7 @@ class HostHooks:
     def of(cls, sample_transform: Function | None, batch_transform: Function | None) -> Self:
         given = {"sample_transform": sample_transform, "batch_transform": batch_transform}
         for name, function in given.items():
-            check_callable(name, function, CALLED_WITH[name])
+            check_callable(name, function)
         return cls(*(None if function is None else Hook(function, name) for name, function in given.items()))
 
     def __bool__(self) -> bool:
@@ -368,27 +379,6 @@ class HostHooks:
                     error.add_note("The first samples are transformed early, to learn the fields of a batch.")
                     raise
         return dataclasses.replace(found, drawn=drawn)
-
-    def transformation(
-        self,
-        source: Source,
-        seed: int | None,
-        outcome: Outcome,
-        capacity: int,
-        *,
-        indexed: bool,
-        buckets: Buckets | None = None,
-        concat: Mapping[str, Indices] = NOTHING,
-    ) -> Transformation:
-        """At most ``capacity`` samples are read together.
-
-        Fewer if they are concatenated: padded, they take no more elements than a batch can have.
-        """
-        if self.batch is None and buckets is None:
-            fits = [most_elements(of, capacity)[0] // source.spec[key].shape[0] for key, of in concat.items()]
-            capacity = max(min([capacity, *fits]), 1)
-        calls = HookCalls(source, self.sample, self.batch, seed, indexed=indexed)
-        return Transformation(calls, outcome, capacity, buckets, self.lock)
 
     @property
     def unpicklable(self) -> str:
@@ -432,7 +422,7 @@ class _Probe:
                 samples, values = self._samples(1, cut)
                 made = next(self._calls.of_samples(KeyedSamples(0, samples), values))
                 found.append(self._kinds(hook, samples, made))
-            spec = self._named(hook.where, self._numbers[:1], found[0], self._follow(found))
+            spec = self._named(hook.where, self._numbers[:1], found)
         return Outcome(spec, spec if self._calls.batch is None else self._of_batches(spec))
 
     def _samples(self, count: int, cut: int) -> tuple[Indices, dict[str, Array]]:
@@ -454,12 +444,6 @@ class _Probe:
             raise failure(hook.where, self._calls.source, samples, str(error)) from None
         return {key: (array.shape[1 if rows else 0 :], array.dtype) for key, array in arrays.items()}
 
-    def _follow(self, found: Sequence[Kinds]) -> set[str]:
-        """The fields that are one element shorter if their samples are."""
-        one, cut = found[0], found[-1]
-        shapes = {key: shape for key, (shape, _) in one.items() if self._cuts and shape and key in cut}
-        return {key for key, (first, *rest) in shapes.items() if cut[key][0] == (first - 1, *rest)}
-
     def _of_batches(self, spec: BatchSpec) -> BatchSpec:
         hook = self._calls.batch
         assert hook is not None
@@ -469,20 +453,23 @@ class _Probe:
             if self._calls.sample is not None:
                 fields = spec.fields.items()
                 target = {key: np.empty((ROWS, *_cut(field, cut)), field.dtype) for key, field in fields}
-                put_samples(self._calls, KeyedSamples(0, samples), values, target)
+                self._calls.put_samples(KeyedSamples(0, samples), values, target)
                 values = target
             made = self._calls.of_batch(KeyedSamples(0, samples), values)
             found.append(self._kinds(hook, samples, made, ROWS))
-        return self._named(hook.where, self._numbers, found[0], self._follow(found))
+        return self._named(hook.where, self._numbers, found)
 
-    def _named(self, where: str, samples: Indices, found: Kinds, follow: AbstractSet[str]) -> BatchSpec:
-        """The fields of the source in its order, then the others."""
-        if not found:
+    def _named(self, where: str, samples: Indices, found: Sequence[Kinds]) -> BatchSpec:
+        """The fields of the source in its order, then the others; by what came of samples, and of shorter ones."""
+        one, cut, known = found[0], found[-1], self._spec.fields
+        if not one:
             raise failure(where, self._calls.source, samples, "returned no field for {}; return at least one")
-        known = self._spec.fields
+        # The fields that are one element shorter if their samples are.
+        shapes = {key: shape for key, (shape, _) in one.items() if self._cuts and shape and key in cut}
+        follow = {key for key, (first, *rest) in shapes.items() if cut[key][0] == (first - 1, *rest)}
         fields = {}
-        for key in [*(key for key in known if key in found), *(key for key in found if key not in known)]:
-            shape, dtype = found[key]
+        for key in [*(key for key in known if key in one), *(key for key in one if key not in known)]:
+            shape, dtype = one[key]
             concat = key in known and known[key].concat
             if concat and ((self._cuts and key not in follow) or shape[0] != known[key].shape[0]):
                 raise failure(where, self._calls.source, samples, f"changed the length of {key} of {{}}; {FIXED}")
@@ -510,10 +497,6 @@ class Transformation:
 
     Any thread may call it. Each has its own scratch memory, so threads read and decode at the same time; one at a time
     calls hooks, since few augmentations are thread-safe.
-
-    Attributes:
-        scratch_bytes: Scratch memory of each thread.
-        takes_batches: Whether ``batch_transform`` takes whole batches, so that several cannot be read as one.
     """
 
     def __init__(
@@ -529,8 +512,9 @@ class Transformation:
         self._raw = BatchLayout(self._spec, capacity, buckets=buckets)
         both = calls.sample is not None and calls.batch is not None
         self._between = BatchLayout(outcome.of_samples, capacity, buckets=buckets) if both else None
+        # Of each thread.
         self.scratch_bytes = self._raw.nbytes + (0 if self._between is None else self._between.nbytes)
-        self.takes_batches = calls.batch is not None
+        self.takes_batches = calls.batch is not None  # several batches cannot be read as one
         self._lock = threading.Lock() if lock is None else lock
         self._thread = threading.local()
 
@@ -551,10 +535,10 @@ class Transformation:
                 target = out
                 if self._between is not None:
                     target = self._between.views_of(memory[self._raw.nbytes :], keyed.samples)
-                put_samples(self._calls, keyed, values, target, rows)
+                self._calls.put_samples(keyed, values, target, rows)
                 values = dict(target)
             if self._calls.batch is not None:
-                put_batch(self._calls, keyed.samples, self._calls.of_batch(keyed, values), out)
+                self._calls.put_batch(keyed, values, out)
             CLOCK.add(transform_s=time.perf_counter() - locked)
 
     def check(self, keyed: KeyedSamples, read: ReadInto) -> None:
@@ -563,47 +547,8 @@ class Transformation:
         if self._calls.sample is not None:
             with self._lock:
                 values = delivered(self._spec, values)
-                put_samples(self._calls, keyed, values, self._outcome.of_samples.empty(1))
+                self._calls.put_samples(keyed, values, self._outcome.of_samples.empty(1))
 
 
 def delivered(spec: BatchSpec, arrays: Mapping[str, Array]) -> dict[str, Array]:
     return {key: spec[key].delivered(array) for key, array in arrays.items()}
-
-
-def put_samples(
-    calls: HookCalls,
-    keyed: KeyedSamples,
-    values: Mapping[str, Array],
-    out: Mapping[str, Array],
-    rows: Sequence[int] | None = None,
-) -> None:
-    """Into these rows of ``out``, or the first ones."""
-    samples = keyed.samples
-    assert calls.sample is not None
-    targets = [(key, array, array.shape[1:], array.dtype) for key, array in out.items()]
-    keys, plain = out.keys(), np.ndarray
-    places = range(len(samples))
-    for place, row, made in zip(places, rows or places, calls.of_samples(keyed, values), strict=True):
-        if made.keys() != keys:
-            raise failure(calls.sample.where, calls.source, samples[place : place + 1], other_keys(made, keys))
-        try:
-            for key, array, shape, dtype in targets:
-                value = made[key]
-                if value.__class__ is not plain or value.shape != shape or value.dtype != dtype:
-                    value = fitting(key, value, shape, dtype)
-                array[row] = value
-        except UnfitError as error:
-            raise failure(calls.sample.where, calls.source, samples[place : place + 1], str(error)) from None
-
-
-def put_batch(calls: HookCalls, samples: Indices, made: Made, out: Mapping[str, Array]) -> None:
-    assert calls.batch is not None
-    if made.keys() != out.keys():
-        raise failure(calls.batch.where, calls.source, samples, other_keys(made, out))
-    try:
-        for key, array in out.items():
-            rows = with_rows(key, made[key], array.shape[0])
-            fitting(key, rows[0], array.shape[1:], array.dtype)
-            array[...] = rows
-    except UnfitError as error:
-        raise failure(calls.batch.where, calls.source, samples, str(error)) from None

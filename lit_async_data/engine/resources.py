@@ -20,10 +20,9 @@ from lit_async_data import system
 from lit_async_data.batch.spec import BatchLayout, BatchSpec, Bytes
 from lit_async_data.errors import ConfigError, MemoryBudgetError
 from lit_async_data.order.chunk_order import ChunkExtents
-from lit_async_data.order.decks import Order
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import EpochPlan, Schedule, Shares, amplification
-from lit_async_data.sources.contract.source import LEAST_WIDTH, Reading, Source, StorageLayout
+from lit_async_data.sources.contract.source import LEAST_WIDTH, Source, StorageLayout
 from lit_async_data.system import core_limit, ranks_here, usable_cores
 
 if TYPE_CHECKING:
@@ -99,8 +98,7 @@ def pinned(value: Any) -> Any:
     """A pinned copy; the object itself if it has no ``pin_memory``, or cannot be pinned."""
     try:
         there = value.pin_memory() if callable(getattr(value, "pin_memory", None)) else value
-    except RuntimeError as error:
-        log.debug("pinning a %s failed, its copy to the device will be slower: %s", type(value).__name__, error)
+    except RuntimeError:  # its copy to the device will be slower
         return value
     return value if there is None else there  # it was pinned in place
 
@@ -117,15 +115,11 @@ class Budget:
 
     @property
     def total(self) -> int:
-        return self.slots * self.slot_bytes + self._beside
-
-    @property
-    def _beside(self) -> int:
-        return self.decoded + self.cache + self.scratch
+        return self.slots * self.slot_bytes + self.decoded + self.cache + self.scratch
 
     @property
     def most_slots(self) -> int:
-        return (self.limit - self._beside) // self.slot_bytes
+        return self.slots + (self.limit - self.total) // self.slot_bytes
 
     @property
     def _parts(self) -> str:
@@ -204,8 +198,7 @@ class WorkerTuner:
 
     def _judge(self, per_batch: float, share: float) -> None:
         if self._before is not None and per_batch > (1 - WORTH_KEEPING / self.count) * self._before:
-            self.count -= 1
-            self.most, self._before = self.count, None
+            self.stay(self.count - 1)
             return
         self._before = None
         if share > WORTH_A_WORKER and self.count < self.most:
@@ -216,12 +209,13 @@ class WorkerTuner:
 MOST_THREADS = 4
 # Windows of a `WorkerTuner`. A process takes a part of a second to start.
 THREAD_S, PROCESS_S = 0.25, 1.0
-# Reasons to read in another process, by `StorageLayout.reading`.
+# Reasons to read in another process, by `StorageLayout.reading`, or because of host hooks.
 _COSTS = {
     "opened": "a file is opened for each sample",
     "locked": "reading holds a lock",
     "decoded": "samples are decoded",
     "python": "Python code reads the samples",
+    "transformed": "Python code transforms the samples",
 }
 
 
@@ -241,16 +235,14 @@ class Workers(NamedTuple):
         source, options, hooks = wanted.source, wanted.options, wanted.hooks
         if not wanted.ahead or options.workers == 0:
             return cls("caller", 0, "workers=0" if wanted.ahead else "nothing is read ahead")
-        reading, free = source.chunks.reading, cores(wanted.ranks)
-        python = hooks is not None or reading == "python"
-        kind, why = _kind("python" if python else reading, options, wanted.refusal or system_refusal(), free)
-        if hooks is not None and why == _COSTS["python"]:
-            why = "Python code transforms the samples"
+        chunks, free = source.chunks, cores(wanted.ranks)
+        work = "transformed" if hooks is not None else chunks.reading
+        kind, why = _kind(work, options, wanted.refusal or system_refusal(), free)
+        python = work in ("transformed", "python")
         apart = kind == "process" and python
-        chunks = source.chunks
         shared = apart and chunks.compressed and bool(chunks.runs) and (chunks.rows > 1 or options.cache_bytes > 0)
         shared = shared and not (hooks is not None and hooks.takes_batches)
-        most = free if apart else min(free, MOST_THREADS) if reading == "decoded" and not python else 1
+        most = free if apart else min(free, MOST_THREADS) if work == "decoded" else 1
         if options.workers != "auto":
             return cls(kind, options.workers, why, options.workers, apart, shared and options.workers > 1, most)
         if python and kind == "thread" and options.worker_kind == "auto" and has_gil():
@@ -265,9 +257,10 @@ class Workers(NamedTuple):
     def copies(self) -> int:
         return self.most if self.apart and not self.shared else 1  # processes that each cache any chunk for themselves
 
-    def seeds(self, reading: Reading | None = None) -> bool:
-        """Whether hooks, or a source of this ``reading``, have the global random generators for themselves."""
-        return self.kind == "process" and self.most_threads == 1 and reading in (None, "python", "locked")
+    @property
+    def seeds(self) -> bool:
+        """Whether code of the user has the global random generators for itself."""
+        return self.kind == "process" and self.most_threads == 1
 
     def tuner(self) -> WorkerTuner | None:
         if self.most == self.threads:
@@ -284,9 +277,7 @@ class Workers(NamedTuple):
         return f"{text} ({self.why})" if inside else f"a reader process with {text} ({self.why})"
 
 
-def _kind(
-    reading: Reading, options: LoaderOptions, refusal: str, cores: int
-) -> tuple[Literal["thread", "process"], str]:
+def _kind(work: str, options: LoaderOptions, refusal: str, cores: int) -> tuple[Literal["thread", "process"], str]:
     if options.worker_kind == "process":
         if refusal:
             raise ConfigError(f"process is not possible here: {refusal}; set worker_kind=thread", "worker_kind")
@@ -294,13 +285,13 @@ def _kind(
     if options.worker_kind == "thread":
         return "thread", "worker_kind=thread"
     against = {
-        "reading is a copy": reading == "copied",
+        "reading is a copy": work == "copied",
         "there is no GIL": not has_gil(),
         refusal: bool(refusal),
         "no core is free": cores < 2,
     }
     why = next((reason for reason, holds in against.items() if holds), None)
-    return ("process", _COSTS[reading]) if why is None else ("thread", why)
+    return ("process", _COSTS[work]) if why is None else ("thread", why)
 
 
 def system_refusal() -> str:
@@ -490,16 +481,6 @@ def decoded_again(times: float, chunks: StorageLayout) -> str:
     return f"{again}; shuffle=chunk decodes each chunk {often}"
 
 
-def amplified(shuffle: Order, times: float, chunks: StorageLayout) -> str:
-    """A warning: how many samples are decoded in vain, and a remedy."""
-    if shuffle == "global":
-        return f"shuffle=global: {decoded_again(times, chunks)} per epoch, and cache_bytes keeps decoded chunks"
-    return (
-        f"shuffle=chunk decodes {times:.1f} samples for each one used, since windows reach from chunk to chunk; "
-        "cache_bytes keeps decoded chunks, and smaller chunks waste less"
-    )
-
-
 def batches_ahead(source: Source, order: EpochPlan, together: int) -> int:
     """Batches whose files are fetched at a time, if ``together`` batches are read into a slot."""
     batches = AHEAD + together
@@ -531,6 +512,7 @@ def fetched_twice(source: Source, footprint: ResourcePlan, order: EpochPlan) -> 
 def slow(
     source: Source, options: LoaderOptions, footprint: ResourcePlan, order: EpochPlan, *, ahead: bool
 ) -> Iterator[str]:
+    """Warnings of what makes reading slow, each with a remedy."""
     yield from fetched_twice(source, footprint, order)
     if footprint.workers.kind == "caller" and options.workers == "auto" and ahead:
         yield (
@@ -538,5 +520,12 @@ def slow(
             "would, in a thread, keep the training loop from running, and no reader process can be used "
             f"({footprint.workers.why}); workers=1 reads ahead in a thread, for code that releases the GIL"
         )
-    if footprint.amplification > WORTH_A_WARNING:
-        yield amplified(order.decks.shuffle, footprint.amplification, source.chunks)
+    if (times := footprint.amplification) <= WORTH_A_WARNING:
+        return
+    if order.decks.shuffle == "global":
+        yield f"shuffle=global: {decoded_again(times, source.chunks)} per epoch, and cache_bytes keeps decoded chunks"
+    else:
+        yield (
+            f"shuffle=chunk decodes {times:.1f} samples for each one used, since windows reach from chunk to chunk; "
+            "cache_bytes keeps decoded chunks, and smaller chunks waste less"
+        )

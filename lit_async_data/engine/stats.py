@@ -126,18 +126,6 @@ class LoaderStats:
     workers: int = 0
     slots: int = 0
 
-    def add(self, took_s: float, transform_s: float = 0.0, *, first: bool, queue_fill: int) -> None:
-        """Count a batch, with the time of ``next``, and of ``device_transform`` in it."""
-        waited_s = took_s - transform_s
-        self.batches += 1
-        self.transform_s += transform_s
-        self.last_wait_s, self.queue_fill = waited_s, queue_fill
-        if first:
-            self.epoch_gap_s = waited_s
-            self.gap_s += waited_s
-        else:
-            self.wait_s += waited_s
-
     @property
     def stages(self) -> Work:
         """The work of all batches so far; ``read``, ``decode``, ``transform`` and ``copy`` are its stages."""

@@ -24,7 +24,6 @@ from lit_async_data.errors import AsyncDataError, WorkerError
 from lit_async_data.system import OURS, POLL_S, Gate
 
 PREPARING = "preparing batches that come later failed; they are read all the same"
-COPYING = "starting the copies after a batch failed"
 REPORTED: dict[str, object] = {}  # the keys that `report_once` has logged
 
 
@@ -115,10 +114,9 @@ class ThreadWorker:
         self._started = True
         try:
             _thread.start_new_thread(self._launch, ())
+            self._launched.wait(-1)
         except RuntimeError as error:
             self._failed(error)
-        else:
-            self._launched.wait(-1)
         if self._refused:
             self.check()
 

@@ -17,7 +17,7 @@ import torch
 
 from lit_async_data.batch.spec import BatchSpec, contradict, listed_names
 from lit_async_data.batch.transforms import Normalize, first_measured
-from lit_async_data.engine.hooks import CALLED_WITH, Function, StageTransform, check_callable
+from lit_async_data.engine.hooks import Function, StageTransform, check_callable
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.loader.statistics import Axis, chosen_fields, statistics
 from lit_async_data.errors import ConfigError, FormatError, ManifestError, ResumeError
@@ -194,7 +194,7 @@ ByStage = StageFunctions | Function | Mapping[str, Function | None] | None
 
 def stage_transforms(name: str, argument: ByStage) -> dict[str, Function | None]:
     if not isinstance(argument, Mapping):
-        check_callable(name, argument, CALLED_WITH[name])
+        check_callable(name, argument)
         if argument is None:
             return dict.fromkeys(STAGES)
         seen: list[Any] = []
@@ -206,7 +206,7 @@ def stage_transforms(name: str, argument: ByStage) -> dict[str, Function | None]
     for key, each in functions.items():
         if key not in (*STAGES, "eval"):
             raise ConfigError(f"{key!r} is not one of {', '.join(STAGES)}, eval", name)
-        check_callable(f"{name}.{key}", each, CALLED_WITH[name])
+        check_callable(f"{name}.{key}", each)
     transforms: dict[str, Function | None] = {}
     for stage in STAGES:
         key = "eval" if stage != "train" and stage not in functions else stage

@@ -45,6 +45,7 @@ def clock(monkeypatch):
         "sources.hdf5.readers.slabs",
         "engine.hooks",
         "engine.loader.async_loader",
+        "engine.loader.base_loader",
     ):
         monkeypatch.setattr(f"lit_async_data.{module}.time", fake)
     return now

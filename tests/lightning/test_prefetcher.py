@@ -264,6 +264,7 @@ def clock(monkeypatch):
     stopped = types.SimpleNamespace(perf_counter=lambda: now.s, monotonic=lambda: now.s, thread_time=lambda: 0.0)
     for module in (
         "engine.loader.async_loader",
+        "engine.loader.base_loader",
         "lightning.prefetcher",
         "engine.pipeline.pipeline",
         "engine.pipeline.thread_pipeline",
@@ -604,7 +605,13 @@ def now(monkeypatch):
     """The seconds of a clock that only the test moves, in a list."""
     now = [1.0]
     clock = types.SimpleNamespace(perf_counter=lambda: now[0], monotonic=time.monotonic)
-    for module in ("engine.loader.async_loader", "engine.prefetch.loader", "engine.stats", "lightning.prefetcher"):
+    for module in (
+        "engine.loader.async_loader",
+        "engine.loader.base_loader",
+        "engine.prefetch.loader",
+        "engine.stats",
+        "lightning.prefetcher",
+    ):
         monkeypatch.setattr(f"lit_async_data.{module}.time", clock)
     return now
 

@@ -279,7 +279,7 @@ class CopiesCountAsDoneAtOnce(StreamQueue):
 
     def reclaim(self, *, block: bool) -> None:
         while self.copying:
-            self.copying.popleft().host.release()
+            self.copying.popleft().release()
 
 
 class Keeping:

@@ -52,6 +52,7 @@ class HostBatch:
     unpack: Callable[[Arrived, Clone], Batch] = lambda *_: None
     # Called once, when nobody reads the host memory any more.
     release: Callable[[], None] = lambda: None
+    done: Any = None  # the event after which side reads the host memory no more
     # The array of a slot: its memory is pinned as long as it lives, and views of it refer to another array.
     memory: Bytes | None = None
     error: BaseException | None = None  # raised in place of the batch
@@ -60,8 +61,6 @@ class HostBatch:
 
     @property
     def buffers(self) -> DeviceBuffers:
-        if self.known is not None:
-            return self.known
         large = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in self.large.items()}
         return DeviceBuffers(large, None if self.block is None else self.block.numel())
 
@@ -76,10 +75,7 @@ class Feed:
     forked: bool  # whether this process is a fork without the threads of the feed
     has_room: bool  # whether `get` can succeed before any batch is released
     how = ""  # slots × batches in each, for people
-
-    @property
-    def depth(self) -> int:
-        raise NotImplementedError
+    depth: int  # the most batches that wait on the host
 
     def prefetch(self, key: BatchIndex) -> None:
         """Have the batches from ``key`` on read ahead. Never blocks on storage."""
@@ -171,7 +167,7 @@ class SlotFeed(Feed):
         return self.pipeline.ready + len(self._left)
 
     @property
-    def depth(self) -> int:
+    def depth(self) -> int:  # type: ignore[override]
         return self._slots * self._coalesced
 
     @property
@@ -189,7 +185,7 @@ class SlotFeed(Feed):
                 return  # the batches behind this slot are being read
             key = self.following(left[-1][0])
         elif left:
-            self._drop_rest()
+            self.rest(wait=False)
         self.pipeline.prefetch(key)
 
     def stats(self) -> LoaderStats:
@@ -203,9 +199,6 @@ class SlotFeed(Feed):
         return self.pipeline.forked
 
     def rest(self, *, wait: bool) -> None:  # noqa: ARG002
-        self._drop_rest()
-
-    def _drop_rest(self) -> None:
         self._left.clear()
 
     def close(self, *, wait: bool = False) -> None:  # noqa: ARG002
@@ -301,37 +294,19 @@ class CopyFeed(SlotFeed):
         }
         # By size: the last batch of an epoch has another one, and each bucket its own.
         self._known: dict[Extent, DeviceBuffers] = {}
-        self._forget_slot()
 
-    def _forget_slot(self) -> None:
-        # Of the last slot: its size, the function to call when a batch has been copied, the fields that travel by
-        # themselves, the bytes of the others, and the array of the slot.
-        self._size = Extent(0)
-        self._release: Callable[[], None] = lambda: None
-        self._views: dict[str, Array] = {}
-        self._block: Bytes | None = None
-        self._memory: Bytes | None = None
-
-    def _drop_rest(self) -> None:
+    def rest(self, *, wait: bool) -> None:  # noqa: ARG002
         while self._left:
-            if self._left.popleft().error is None:
-                self._release()
-
-    def close(self, *, wait: bool = False) -> None:
-        self._forget_slot()
-        super().close(wait=wait)
+            self._left.popleft()[1].release()
 
     def buffers(self, key: BatchIndex) -> DeviceBuffers:
         plan = self.pipeline.schedule.plan(key.epoch)
-        count = plan.batch_size if key.step < plan.whole_steps else plan.count(key.step)
-        extent = self._extent(BatchResult(key, 0, count)) if self._layout.alone else Extent(count)
-        known, layout = self._known.get(extent), self._layout
+        count, layout = plan.batch_size if key.step < plan.whole_steps else plan.count(key.step), self._layout
+        extent = self._extent(BatchResult(key, 0, count)) if layout.alone else Extent(count)
+        known = self._known.get(extent)
         if known is None:
-            large = {
-                name: (shape, self._dtypes[name])
-                for name, shape in layout.shapes(extent).items()
-                if name not in self._in_block
-            }
+            shapes = layout.shapes(extent).items()
+            large = {name: (shape, self._dtypes[name]) for name, shape in shapes if name not in self._in_block}
             known = DeviceBuffers(large, layout.nbytes - layout.small_start if self._in_block else None)
             if not layout.concat:
                 self._known[extent] = known
@@ -343,57 +318,51 @@ class CopyFeed(SlotFeed):
         return self.pipeline.pool.count(COPYING) < len(self.pipeline.pool)
 
     def poll(self, key: BatchIndex) -> HostBatch | None:
-        if not self._left or self._left[0].key != key:
+        if not self._left or self._left[0][0] != key:
             filled = self.pipeline.poll(key)
             if filled is None:
                 return None
             self._take(filled)
-        return self._next()
+        return self._left.popleft()[1]  # type: ignore[no-any-return]
 
     def get(self, key: BatchIndex) -> HostBatch:
-        if not self._left or self._left[0].key != key:
+        if not self._left or self._left[0][0] != key:
             self._take(self.pipeline.get(key))
-        return self._next()
+        return self._left.popleft()[1]  # type: ignore[no-any-return]
 
     def _take(self, filled: FilledSlot) -> None:
         if self._left:
-            self._drop_rest()
+            self.rest(wait=False)
         pool, layout = self.pipeline.pool, self._layout
-        memory = self._memory = pool.memories[filled.slot]
         if filled.good:
             pool.move(filled.slot, "copy")
         self._coalesced = len(filled.batches)
-        self._release = functools.partial(pool.move, filled.slot, "copied")
+        release: Callable[[], None] = functools.partial(pool.move, filled.slot, "copied")
         if filled.good > 1:
-            self._release = functools.partial(_called_last, self._release, iter(range(1, filled.good)))
-        last = filled.batches[-1]
-        self._size = self._extent(last) if layout.alone else Extent(last.first + last.rows)
-        self._views = layout.views(memory, self._size)
+            release = functools.partial(_called_last, release, iter(range(1, filled.good)))
+        memory, last = pool.memories[filled.slot], filled.batches[-1]
+        size = self._extent(last) if layout.alone else Extent(last.first + last.rows)
+        views = layout.views(memory, size)
         for name in self._in_block:
-            del self._views[name]
-        self._block = memory[layout.small_start : layout.nbytes] if self._in_block else None
-        self._left.extend(filled.batches)
-
-    def _next(self) -> HostBatch:
-        _, first, count, error, _ = self._left[0]
-        if error is not None:
-            host = HostBatch(error=error)
-        else:
-            layout, large = self._layout, {}
-            missing = layout.missing(count, self._size) if layout.least else 0
-            for name, view in self._views.items():
+            del views[name]
+        block = torch.from_numpy(memory[layout.small_start : layout.nbytes]) if self._in_block else None
+        for key, first, count, error, _ in filled.batches:
+            if error is not None:
+                self._left.append((key, HostBatch(error=error)))
+                continue
+            missing, large = layout.missing(count, size) if layout.least else 0, {}
+            for name, view in views.items():
                 large[name] = torch.from_numpy(view if layout.alone else view[first : first + count])
             host = HostBatch(
                 large,
-                None if self._block is None else torch.from_numpy(self._block),
+                block,
                 unpack=functools.partial(self._unpacked, count, missing),
-                release=self._release,
-                memory=self._memory,
+                release=release,
+                memory=memory,
                 nbytes=count * layout.sample_bytes,
-                known=self._known.get(self._size if layout.alone else Extent(count)),
+                known=self._known.get(size if layout.alone else Extent(count)),
             )
-        self._left.popleft()
-        return host
+            self._left.append((key, host))
 
     def _unpacked(self, count: int, missing: int, arrived: Arrived, clone: Clone) -> Batch:
         layout, tensors = self._layout, {}

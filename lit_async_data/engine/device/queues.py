@@ -60,13 +60,12 @@ Transform = Callable[[Batch, BatchIndex], Batch]
 class DeviceTransform:
     """Calls the user's function with each batch, without gradients, and with a random generator if it takes one.
 
-    The number of a batch alone seeds its generator. So draws are the same after a resume, with any workers and depth,
-    and with or without a callback. The first batch of evaluation shows whether a transform of all stages draws from
-    global generators, which would make results vary.
+    The first batch of evaluation shows whether a transform of all stages draws from global generators, which would make
+    results vary.
 
     Args:
         function: As a `Hook`. An ``nn.Module`` is moved to the device, once. None to cast only.
-        number: The seed of a batch's generator. None: a function that takes a generator gets None.
+        number: The seed of a batch's generator, by its key alone. None: a function that takes a generator gets None.
         cast: Called with the batch before the function.
     """
 
@@ -78,12 +77,10 @@ class DeviceTransform:
         number: Callable[[BatchIndex], int] | None = None,
         cast: Callable[[Any], Any] | None = None,
     ) -> None:
-        self._hook = None if function is None else Hook(function, "device_transform")
-        #: The name in errors.
-        self.where = "device_transform" if self._hook is None else self._hook.where
-        if self._hook is not None and is_module(self._hook.function):
-            self._hook.function = self._hook.function.to(device)  # type: ignore[attr-defined]  # a module has it
-        called = type(first_called(self._hook and self._hook.function))
+        self._hook = hook = Hook((lambda batch: batch) if function is None else function, "device_transform")
+        if is_module(hook.function):
+            hook.function = hook.function.to(device)  # type: ignore[attr-defined]  # a module has it
+        called = type(first_called(hook.function))
         self._unchecked = called.__name__ if called.__module__.startswith("torchvision.transforms.v2") else ""
         self._device = device
         self._number = number
@@ -96,27 +93,24 @@ class DeviceTransform:
         except AsyncDataError:
             raise
         except torch.OutOfMemoryError as error:  # unchanged: Lightning finds the largest batch size by it
-            error.add_note(f"{self.where}: no memory for batch {key.step} of epoch {key.epoch}")
+            error.add_note(f"{self._hook.where}: no memory for batch {key.step} of epoch {key.epoch}")
             raise
         except Exception as error:
             what = f"failed on batch {key.step} of epoch {key.epoch}: {type(error).__name__}: {error}"
-            raise TransformError(f"{self.where}: {what}", stage="transform") from error
+            raise TransformError(f"{self._hook.where}: {what}", stage="transform") from error
         if (made is None and batch is not None) or inspect.iscoroutine(made) or inspect.isgenerator(made):
             # Lightning skips a batch that is None without a word: nothing would be trained.
             what = "None" if made is None else f"a {type(made).__name__}"
             what = f"returned {what} for batch {key.step} of epoch {key.epoch}; return the batch to hand out"
-            raise TransformError(f"{self.where}: {what}", stage="transform")
+            raise TransformError(f"{self._hook.where}: {what}", stage="transform")
         return made
 
     def _transformed(self, batch: Batch, key: BatchIndex) -> Batch:
         if self._cast is not None:
             batch = self._cast(batch)
-        hook = self._hook
-        if hook is None:
-            return batch
         if self._unchecked:
             self._check_images(batch)
-        rng = None
+        hook, rng = self._hook, None
         if hook.draws and self._number is not None:
             rng = torch.Generator(self._device).manual_seed(self._number(key))
         if hook.seen is None or hook.seen:
@@ -135,15 +129,15 @@ class DeviceTransform:
 
     def _check_images(self, batch: Any) -> None:
         """Refuse a transform of torchvision's v2, which takes only the first plain tensor, if others are images."""
-        values = dict(
-            batch if isinstance(batch, Mapping) else enumerate(batch if isinstance(batch, tuple | list) else ())
+        values = (
+            batch.items() if isinstance(batch, Mapping) else enumerate(batch) if isinstance(batch, Sequence) else ()
         )
-        tensors = {key: value for key, value in values.items() if isinstance(value, torch.Tensor)}
+        tensors = {key: value for key, value in values if isinstance(value, torch.Tensor)}
         first, images = [*tensors][:1], [key for key, value in tensors.items() if value.ndim > 2]
         if images not in ([], first) and all(type(value) is torch.Tensor for value in tensors.values()):
             what = f"{self._unchecked} of torchvision transforms the first tensor alone, {first[0]!r}; images are "
             ways = 'transform one field, {**batch, "x": transform(batch["x"])}, or tv_tensors (docs/data/transforms.md)'
-            raise ConfigError(f"{what}{', '.join(map(repr, images))}; {ways}", self.where)
+            raise ConfigError(f"{what}{', '.join(map(repr, images))}; {ways}", self._hook.where)
         self._unchecked = ""
 
 
@@ -227,11 +221,8 @@ class InlineQueue:
         #: Batches copied ahead. It can be set at any time: batches on their way are handed out all the same.
         self.depth = depth
         self._transform = transform
-        self._begin()
-
-    def _begin(self) -> None:
-        if self._transform is None:
-            self.take = self.feed.lend  # type: ignore[method-assign]  # saves a call for each batch
+        if transform is None:
+            self.take = feed.lend  # type: ignore[method-assign]  # saves a call for each batch
 
     def take(self, key: BatchIndex) -> Batch:
         assert self._transform is not None
@@ -275,29 +266,17 @@ class Ticket:
     error: BaseException | None = None
 
 
-@dataclasses.dataclass
-class Copying:
-    """Host memory that side reads until ``done`` has happened."""
-
-    host: HostBatch
-    done: Any = None
-
-
 class StreamQueue(InlineQueue):
     """Copies batches to a device while it computes."""
 
     def __init__(self, feed: Feed, streams: Streams, depth: int, transform: Transform | None) -> None:
-        super().__init__(feed, depth, transform)
-        self.streams = streams
+        # Without that of the class above, which may replace `take`.
+        self.feed, self.depth, self._transform, self.streams = feed, depth, transform, streams
         self._clock = DeviceClock(streams)
         self.tickets: collections.deque[Ticket] = collections.deque()  # batches on their way to the device, in order
-        # Host memory that side may still read, in the order of the copies.
-        self.copying: collections.deque[Copying] = collections.deque()
+        # Batches whose host memory side may still read, in the order of the copies.
+        self.copying: collections.deque[HostBatch] = collections.deque()
         self._most = math.inf  # the most batches ahead for which the device has memory, as far as known
-        self._told = False  # whether a warning has named objects that hide their memory
-
-    def _begin(self) -> None:
-        pass
 
     @property
     def ready(self) -> int:  # type: ignore[override]
@@ -349,14 +328,15 @@ class StreamQueue(InlineQueue):
     def prefetch(self, key: BatchIndex, *, copy: bool = True) -> None:
         if self.streams.capturing:
             return  # a copy would become part of the user's CUDA graph, or break it; the next hook tries again
+        if self.tickets and self.tickets[0].key != key:
+            self._forget()
         if not copy:
-            self._read(key)
+            if self.depth and not self.tickets:  # else the batches behind are being read
+                self.feed.prefetch(key)
             return
         for _ in UNFINISHED[:]:
             UNFINISHED.pop(0).close()
         self.reclaim(block=False)
-        if self.tickets and self.tickets[0].key != key:
-            self._forget()
         try:
             while len(self.tickets) < min(self.depth, self._most):
                 self.tickets.append(self._reserved(self.tickets[-1].following if self.tickets else key))
@@ -392,7 +372,7 @@ class StreamQueue(InlineQueue):
             return False
         self._drop_after(ticket)
         # The error would keep the memory that its traceback refers to.
-        ticket.host, ticket.error, ticket.ready = self.copying.pop().host, None, None
+        ticket.host, ticket.error, ticket.ready = self.copying.pop(), None, None
         return True
 
     def _drop_after(self, ticket: Ticket) -> None:
@@ -405,13 +385,6 @@ class StreamQueue(InlineQueue):
             log.warning("the device has no memory for more: batches are copied ahead as with device_depth=%d", batches)
         self._most = batches
 
-    def _read(self, key: BatchIndex) -> None:
-        if self.tickets and self.tickets[0].key == key:
-            return  # the batches behind are being read
-        self._forget()
-        if self.depth:
-            self.feed.prefetch(key)
-
     def close(self) -> None:
         if self.streams.capturing:  # a wait would break the user's CUDA graph
             UNFINISHED.append(self)
@@ -421,11 +394,11 @@ class StreamQueue(InlineQueue):
             UNNOTED.discard(self)
             # Wait for all of side: an interrupt may have come before an event was recorded.
             self.streams.happened(self.streams.record(self.streams.side), block=True)
-            self.copying.extend(Copying(ticket.host) for ticket in self.tickets if ticket.host is not None)
+            self.copying.extend(ticket.host for ticket in self.tickets if ticket.host is not None)
             self.tickets.clear()
             with contextlib.suppress(IndexError):  # the loop may take the last one at the same time
                 while self.copying:
-                    self.copying.popleft().host.release()
+                    self.copying.popleft().release()
         except RuntimeError as error:  # the device is in trouble; the rest must be closed all the same
             log.warning("waiting for copies to the device failed: %s", error)
 
@@ -450,8 +423,7 @@ class StreamQueue(InlineQueue):
             return
         ticket.unpack = host.unpack
         streams, clock = self.streams, self._clock
-        copying = Copying(host)
-        self.copying.append(copying)
+        self.copying.append(host)
         try:
             with torch.profiler.record_function(COPY) if profiled() else NOTHING:
                 try:
@@ -471,7 +443,7 @@ class StreamQueue(InlineQueue):
                     if host.movable:
                         self._move(ticket, host.movable)
                 finally:
-                    copying.done = streams.record(streams.side)
+                    host.done = streams.record(streams.side)
             if self._transform is not None:
                 self._wait_for_compute()
                 for tensor in (*ticket.raw.values(), ticket.block):
@@ -510,13 +482,10 @@ class StreamQueue(InlineQueue):
             if not ticket.moved:
                 return batch
         hidden = note_all(of_side, lambda value: self.streams.record_stream(value, compute))
-        if hidden is not None:
+        if hidden is not None and self not in UNNOTED:
             UNNOTED.add(self)
-            if not self._told:
-                log.warning(
-                    "no tensor is found in %s: transforms wait for steps, unless it has record_stream", hidden.__name__
-                )
-            self._told = True
+            name = hidden.__name__
+            log.warning("no tensor is found in %s: transforms wait for steps, unless it has record_stream", name)
         return batch
 
     def _cloned(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -528,7 +497,7 @@ class StreamQueue(InlineQueue):
     def reclaim(self, *, block: bool) -> None:
         """Release host memory after its copies; with ``block``, wait for copies while the feed has no room."""
         while self.copying and self.streams.happened(self.copying[0].done, block=block and not self.feed.has_room):
-            self.copying.popleft().host.release()
+            self.copying.popleft().release()
 
     def _forget(self) -> None:
         for ticket in self.tickets:
@@ -538,7 +507,7 @@ class StreamQueue(InlineQueue):
     def _let_go(self, ticket: Ticket) -> None:
         """Have compute wait before a ticket is dropped: a copy may still write to its memory, which compute gets."""
         if ticket.host is not None:  # its copies may be under way
-            ticket.ready = self.streams.record(self.streams.side)
-            self.copying.append(Copying(ticket.host, ticket.ready))
+            ticket.ready = ticket.host.done = self.streams.record(self.streams.side)
+            self.copying.append(ticket.host)
         if ticket.ready is not None:
             self.streams.wait(self.streams.compute(), ticket.ready)

@@ -9,7 +9,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -53,12 +53,10 @@ def exact_device(device: torch.device | None) -> torch.device:
 def moved(value: Any, device: torch.device) -> Any:
     """Move a value by its own ``to``, without waiting for the copy if that takes ``non_blocking``."""
     try:
-        takes = inspect.signature(value.to).parameters
+        takes = inspect.signature(value.to).parameters.values()
+        waits = all(each.name != "non_blocking" and each.kind is not each.VAR_KEYWORD for each in takes)
     except ValueError:  # a built-in method of torch has no signature
         waits = False
-    else:
-        kinds = {parameter.kind for parameter in takes.values()}
-        waits = "non_blocking" not in takes and inspect.Parameter.VAR_KEYWORD not in kinds
     there = value.to(device) if waits else value.to(device, non_blocking=True)
     return value if there is None else there  # it was moved in place
 
@@ -154,10 +152,8 @@ def _overlaps(device: torch.device) -> bool:
     return device.type not in ("cpu", "mps", "meta", "xla")
 
 
-T = TypeVar("T")
 # Ranges that a trace shows.
 NEXT, COPY = "lit_async_data.next", "lit_async_data.copy"
-
 
 # One copy in `TIMED` is timed, from the second on: an event costs the host microseconds, and the first copy is slow.
 TIMED = 8
@@ -215,8 +211,3 @@ class DeviceClock:
 
 #: Whether torch's profiler is active: a function in C, called for every batch. torch may drop its private name.
 profiled: Callable[[], bool] = getattr(torch.autograd, "_profiler_enabled", lambda: False)
-
-
-def ranged(name: str, call: Callable[..., T], *arguments: Any) -> T:
-    with torch.profiler.record_function(name):
-        return call(*arguments)

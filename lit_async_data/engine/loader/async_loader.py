@@ -18,7 +18,6 @@ from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.engine.device import streams
 from lit_async_data.engine.device.feeds import Batch, CopyFeed, LentFeed, SlotFeed, moved
 from lit_async_data.engine.device.queues import DeviceTransform, widened
-from lit_async_data.engine.device.streams import NEXT, profiled, ranged
 from lit_async_data.engine.hooks import Function, HostHooks, check_callable, takes_rng
 from lit_async_data.engine.loader.base_loader import BaseLoader, Engine, Taken, Wiring
 from lit_async_data.engine.loader.recipe import Changes, Recipe, batch_seed, schedule_of, with_own_fields
@@ -56,11 +55,10 @@ SIDE_PASSES = 5  # separates keys of passes beside the engine from keys in sampl
 class AsyncLoader(BaseLoader):
     """Batches of a source, read ahead while you compute.
 
-    Iterate over it once per epoch; each pass is a new epoch, in a new order if the options ask for a shuffle, which is
-    the same under a Trainer and elsewhere, with `DevicePrefetcher` and without. The workers live on
-    from pass to pass, and the first batches of the next epoch are read before this one ends. On the CPU a batch is a
-    view of the memory that it was read into. It is yours: whatever you keep of it never changes, and keeping it costs
-    memory but never blocks.
+    Iterate over it once per epoch. Each pass is a new epoch, in a new order if the options ask for a shuffle: the same
+    order under a Trainer and elsewhere. The workers live on from pass to pass, and read the first batches of the next
+    epoch before this one ends. On the CPU a batch is a view of the memory that it was read into. It is yours: whatever
+    you keep of it never changes, and costs memory but never blocks.
 
     One thread may iterate at a time. Each ``iter`` is a pass of its own, and one at a time reads ahead: under a Trainer
     its own, elsewhere the first that was advanced, until it ends or is dropped. Another pass meanwhile is read in its
@@ -68,10 +66,8 @@ class AsyncLoader(BaseLoader):
     reads ahead. Nothing is started or allocated before the first batch.
 
     `state_dict` is its place in the order, from which `load_state_dict` goes on, with any number of ranks and any batch
-    size.
-
-    You can keep using it after Ctrl-C, for example in a notebook. Batches that were read ahead are dropped, your
-    batches stay as they are, and the next batch is the first that you have not received; none is skipped or repeated.
+    size. After Ctrl-C, as in a notebook, the next batch is the first that you have not received; your batches stay as
+    they are.
 
     Args:
         source: Where samples come from.
@@ -145,9 +141,9 @@ class AsyncLoader(BaseLoader):
         self.rank, self.world_size = recipe.ranks
 
     def _scheduled(self, seed: int) -> Schedule:
-        recipe = self._recipe
-        draws = bool(recipe.hooks) or takes_rng(recipe.device_transform)  # hooks may draw from global generators
-        ranks, alike = (self.rank, self.world_size), self._evaluation
+        # Hooks may draw from global generators.
+        draws = bool(self._recipe.hooks) or takes_rng(self._recipe.device_transform)
+        ranks, alike = self._recipe.ranks, self._evaluation
         return schedule_of(self.source, self.options, *ranks, seed=seed, transform_draws=draws, alike=alike)
 
     def _take_order(self, schedule: Schedule) -> None:
@@ -254,18 +250,9 @@ class AsyncLoader(BaseLoader):
         after = cursor.after(key)
         run.interrupted = True  # until the request ends
         try:
-            take = engine.queue.take
-            batch = ranged(NEXT, take, key) if profiled() else take(key)
-            if engine.asks and not self._wiring.externally_driven:
-                try:
-                    engine.queue.prefetch(cursor.schedule.following(key))
-                except Exception as error:  # noqa: BLE001  # an error of a later batch
-                    self._failed_ahead(error)
+            batch = self._batch(engine, key, started, fill)
             if key in self._around:
                 self._wiring.quarantine.handed_out(key.step, cursor.schedule.plan(key.epoch), self._around.pop(key))
-            run.asked_s = time.perf_counter()
-            took_s = run.asked_s - started
-            run.stats.add(took_s, engine.queue.transform_s, first=key.step == 0, queue_fill=fill)
         except Exception as error:
             if isinstance(error, ReadError | SourceError | TransformError) or getattr(error, "in_its_place", False):
                 cursor.state = after  # the batch counts as handed out; else it is asked for again
@@ -273,7 +260,7 @@ class AsyncLoader(BaseLoader):
             if isinstance(error, IndexError):  # another thread may have emptied the queue
                 engine.feed.check()
             raise
-        return Taken(batch, after)
+        return batch, after
 
     def next(self) -> Batch:
         """The next batch, waiting for it; after the last of an epoch comes the first of the next.
@@ -476,17 +463,13 @@ class AsyncLoader(BaseLoader):
                 if engine.side is None or not engine.side.capturing:  # a graph being recorded drops nothing
                     engine.rest()
                     pipeline.renew(self._setup(pipeline.setup.plan), self._wanted(engine))
-                    engine.queue.prefetch(self._wanted(engine))
                     return engine
         except Exception as error:
             self._stop()  # this engine would go on without the change, which is not found again
             if not isinstance(error, ConfigError | OSError):  # else the setup cannot be pickled any more, or sent
                 raise
         self._stop()
-        engine = self._running()
-        with self._request():
-            engine.queue.prefetch(self._wanted(engine))
-        return engine
+        return self._running()
 
     def _new_engine(self) -> Engine:
         self._check_ranks()
@@ -524,7 +507,7 @@ class AsyncLoader(BaseLoader):
         source, options, recipe, schedule = self.source, self.options, self._recipe, self._wiring.schedule
         seed = recipe.seed(schedule) if source.chunks.random else None
         hooks, concat = recipe.transformation(schedule, plan.layout.batches), list(recipe.concat)
-        global_seed = schedule.seed if plan.workers.seeds() else None
+        global_seed = schedule.seed if plan.workers.seeds else None
         given = source, options.return_indices, seed, hooks, concat, plan.layout.buckets, options.pad_last
         read = SampleReader(*given, global_seed, self._evaluation)
         around = None

@@ -10,20 +10,23 @@ import contextlib
 import dataclasses
 import logging
 import threading
+import time
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import torch
 
 from lit_async_data.engine.device import streams
 from lit_async_data.engine.device.feeds import Batch, Feed
 from lit_async_data.engine.device.queues import InlineQueue, StreamQueue, Transform
+from lit_async_data.engine.device.streams import NEXT, profiled
 from lit_async_data.engine.stats import LEAST_S, LEAST_STEPS, LoaderStats, Watch
-from lit_async_data.engine.supervisor import COPYING, report_once
+from lit_async_data.engine.supervisor import report_once
 from lit_async_data.errors import ClosedError, WorkerError
 from lit_async_data.options import whole
+from lit_async_data.order.plan import BatchIndex
 
 
 class Engine:
@@ -73,12 +76,12 @@ class Engine:
             slots=found.slots,
         )
 
-    def rest(self, *, wait: bool = True) -> None:
+    def rest(self) -> None:
         """End the pass and free its device memory. If this was interrupted, only `close` may follow."""
         try:
             self.queue.close()
         finally:
-            self.feed.rest(wait=wait)
+            self.feed.rest(wait=True)
 
     def close(self, *, wait: bool = False) -> None:
         """Idempotent, also after an interrupt."""
@@ -107,11 +110,8 @@ class Run:
     inside: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
-class Taken(NamedTuple):
-    """A batch of the engine that is about to be handed out."""
-
-    batch: Batch
-    after: Any
+# A batch that is about to be handed out, and the place behind it.
+Taken = tuple[Batch, Any]
 
 
 class BatchIterator(abc.ABC):
@@ -136,27 +136,20 @@ class BatchIterator(abc.ABC):
             ClosedError: The loader is closed; or an interrupt, an exit or a stop ended a pass over a foreign loader.
             Exception: Any error of a foreign loader in place of this batch.
         """
-        taken = self._taken()
+        batch, after = self._taken()
         cursor, run = self._cursor, self._run
         # No calls from here on: CPython delivers an interrupt when a call begins or ends, so none comes before the end
         # of `__next__`.
-        cursor.state, run.interrupted, run.unanswered, run.inside = taken.after, False, False, {}
-        return taken.batch
+        cursor.state, run.interrupted, run.unanswered, run.inside = after, False, False, {}
+        return batch
 
 
 class Pass(BatchIterator):
     """One iteration over a loader. One thread may advance it at a time."""
 
-    def __init__(
-        self,
-        taken: Callable[[], Taken],
-        cursor: Any,
-        run: Run,
-        claim: Callable[[Pass], bool],
-        beside: Callable[[Any], Iterator[Batch]],
-    ) -> None:
-        self._taken_of_loader, self._claim, self._read_beside = taken, claim, beside
-        self._cursor, self._run, self._run_of_loader = cursor, run, run
+    def __init__(self, loader: BaseLoader) -> None:
+        self._loader = loader
+        self._cursor, self._run = loader._cursor, loader._run  # noqa: SLF001
         self._beside: Iterator[Batch] | None = None
         self.left: Any = None  # the place of the pass when another one took the engine from it; else None
 
@@ -164,24 +157,25 @@ class Pass(BatchIterator):
         return self
 
     def _taken(self) -> Taken:
-        if self._beside is None and not self._claim(self):
+        loader = self._loader
+        if self._beside is None and not loader._claim(self):  # noqa: SLF001
             # The loader keeps its place; a pass that reads for this one has a place of its own.
-            beside = self._read_beside(self.left)
+            beside = loader._beside(self.left)  # noqa: SLF001
             if isinstance(beside, Pass):
                 self._beside, self._cursor, self._run = beside, beside._cursor, beside._run  # noqa: SLF001
             else:
                 self._beside, self._cursor, self._run = beside, types.SimpleNamespace(), Run()
         if self._beside is None:
             try:
-                return self._taken_of_loader()
+                return loader._taken()  # noqa: SLF001
             except StopIteration:
                 self.close()
                 raise
-        if self._run_of_loader.closed:
-            self._taken_of_loader()  # raises
+        if loader._run.closed:
+            loader._taken()  # noqa: SLF001  # raises
         if isinstance(self._beside, Pass):
             return self._beside._taken()  # noqa: SLF001  # one barrier for both
-        return Taken(next(self._beside), after=None)
+        return next(self._beside), None
 
     def close(self) -> None:
         """Let another pass have the engine. Idempotent."""
@@ -280,7 +274,7 @@ class BaseLoader(BatchIterator):
 
     def __iter__(self) -> Pass:
         """A pass with its own place, which costs nothing before its first batch."""
-        return Pass(self._taken, self._cursor, self._run, self._claim, self._beside)
+        return Pass(self)
 
     def _taken(self) -> Taken:
         """`_take`, for one thread at a time. `__next__` clears the marks in `Run`."""
@@ -431,10 +425,29 @@ class BaseLoader(BatchIterator):
             raise
         run.interrupted = False
 
-    def _failed_ahead(self, error: Exception) -> None:
-        """Log once that copying a later batch failed; the request for that batch raises the error."""
-        if not self._run.closed:
-            report_once(log, COPYING, error)
+    def _batch(self, engine: Engine, key: BatchIndex, began_s: float, fill: int) -> Batch:
+        """Take a batch, start to copy the next ones, and count the wait."""
+        run, queue, stats = self._run, engine.queue, self._run.stats
+        if profiled():
+            with torch.profiler.record_function(NEXT):
+                batch = queue.take(key)
+        else:
+            batch = queue.take(key)
+        if engine.asks and not self._wiring.externally_driven:
+            try:
+                queue.prefetch(engine.feed.following(key))
+            except Exception as error:  # noqa: BLE001  # the request for a later batch raises it
+                if not run.closed:
+                    report_once(log, "starting the copies after a batch failed", error)
+        run.asked_s = time.perf_counter()
+        waited_s = run.asked_s - began_s - queue.transform_s
+        stats.batches, stats.transform_s = stats.batches + 1, stats.transform_s + queue.transform_s
+        stats.last_wait_s, stats.queue_fill = waited_s, fill
+        if key.step:
+            stats.wait_s += waited_s
+        else:
+            stats.epoch_gap_s, stats.gap_s = waited_s, stats.gap_s + waited_s
+        return batch
 
     def _running(self) -> Engine:
         """The engine, started if necessary; a `ClosedError` or `WorkerError` if it cannot be used."""

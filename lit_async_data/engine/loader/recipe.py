@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from lit_async_data.batch.spec import MASK, BatchSpec, FieldSpec, length_key, offsets_key
-from lit_async_data.engine.hooks import INDEX, Function, HostHooks, Outcome, Transformation
+from lit_async_data.batch.spec import MASK, BatchSpec, FieldSpec, length_key, most_elements, offsets_key
+from lit_async_data.engine.hooks import INDEX, Function, HookCalls, HostHooks, Outcome, Transformation
 from lit_async_data.engine.pipeline.sample_reader import BATCH_KEYS
 from lit_async_data.errors import ConfigError
 from lit_async_data.options import Balanced, LoaderOptions
@@ -59,17 +59,16 @@ class Recipe:
         return schedule.seed if self.options.augment else None
 
     def transformation(self, schedule: Schedule, batches: int = 1) -> Transformation | None:
-        if not self.hooks:
+        """Reads so many batches together; fewer, if padded samples would take more elements than a batch can have."""
+        source, hooks, capacity = self.source, self.hooks, batches * schedule.capacity
+        if not hooks:
             return None
-        return self.hooks.transformation(
-            self.source,
-            self.seed(schedule),
-            self.outcome,
-            batches * schedule.capacity,
-            indexed=self.options.return_indices,
-            buckets=schedule.buckets,
-            concat=self.concat,
-        )
+        if hooks.batch is None and schedule.buckets is None:
+            fits = [most_elements(of, capacity)[0] // source.spec[key].shape[0] for key, of in self.concat.items()]
+            capacity = max(min([capacity, *fits]), 1)
+        seed, indexed = self.seed(schedule), self.options.return_indices
+        calls = HookCalls(source, hooks.sample, hooks.batch, seed, indexed=indexed)
+        return Transformation(calls, self.outcome, capacity, schedule.buckets, hooks.lock)
 
     def global_draws(self) -> Sequence[str]:
         """The global random generators from which code of the user draws for the first sample; restores them."""

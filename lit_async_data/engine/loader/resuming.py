@@ -36,7 +36,6 @@ class Quarantine:
             raise ConfigError(f"{self.path}: {why}", "quarantine")
         self.known: set[int] = set()  # the numbers of the samples that are bad in all epochs
         self._listed: set[int] = set()
-        self._writes = True
         # Of the current pass: the epoch, bad samples by number, and batches that were read around them by step.
         self._epoch = -1
         self._bad: dict[int, BadSample] = {}
@@ -77,7 +76,7 @@ class Quarantine:
     def tell(self) -> None:
         """Warn of the bad samples of a pass, once, when it ends or is given up."""
         if self._bad and self._epoch >= 0:
-            listed = "" if self.path is None or not self._writes else f"; {self.path} lists them"
+            listed = "" if self.path is None else f"; {self.path} lists them"
             log.warning(
                 "epoch %d of %s was read around %s%s", self._epoch, self._source.name, self._described(), listed
             )
@@ -91,7 +90,7 @@ class Quarantine:
         self.known.update(each.sample for each in bad if each.lasting)
         new = {each.sample: each for each in bad if each.sample not in self._listed}
         self._listed.update(new)
-        if not new or self.path is None or not self._writes:
+        if not new or self.path is None:
             return
         numbers = self._source.ids(np.array(list(new), np.int64)).tolist()
         rows = [bad_sample(self._source, at, each.error) for at, each in zip(numbers, new.values(), strict=True)]
@@ -106,7 +105,7 @@ class Quarantine:
                 file.writelines(line for line in lines if line not in there)
         except OSError as error:
             log.warning("quarantine: %s cannot be written: %s; bad samples are only counted", self.path, error.strerror)
-            self._writes = False
+            self.path = None
 
 
 class Done(NamedTuple):
@@ -134,7 +133,28 @@ class Resuming:
 
     @functools.cached_property
     def _now(self) -> OrderState:
-        return order_state(self._source, self.cursor.schedule)
+        """All inputs of the order, at the beginning of the first epoch."""
+        schedule = self.cursor.schedule
+        decks, fingerprint = schedule.plan(0).decks, dict(self._source.fingerprint())
+        for number, each in enumerate(decks.sources or (decks,)):
+            if each.shuffle == "chunk":
+                name = f"chunks of source {number}" if decks.sources else "chunks"
+                runs = np.array([(run.samples, run.rows) for run in each.runs], np.int64).reshape(-1, 2)
+                fingerprint[name] = digest(runs, np.empty(0) if each.order is None else each.order)
+        if decks.buckets is not None:
+            fingerprint["batches by length"] = digest(decks.buckets.lengths, decks.buckets.bounds, decks.buckets.sizes)
+        if decks.mixture is not None:
+            fingerprint["batch_size, of a mixture"] = decks.mixture.batch_size
+        return OrderState(
+            epoch=0,
+            position=0,
+            samples=decks.length,
+            seed=schedule.seed,
+            shuffle=decks.shuffle,
+            shuffle_chunks=decks.shuffle_chunks,
+            drawn=None if decks.weights is None else digest(decks.weights.edges),
+            source=fingerprint,
+        )
 
     def order_changed(self) -> None:
         vars(self).pop("_now", None)
@@ -167,16 +187,7 @@ class Resuming:
         return place._replace(position=self._now.samples, over=True)
 
     def checked(self, given: object, *, force: bool = False, any_seed: bool = False) -> Place:
-        """The place of a saved state, which may be of another number of ranks or batch size.
-
-        Args:
-            given: The result of `state`.
-            force: Whether to go on at the same position if the order is another one now.
-            any_seed: Whether the loader will take the seed of the state.
-
-        Raises:
-            ResumeError: See `AsyncLoader.load_state_dict`.
-        """
+        """The place of a saved state; ``any_seed``: its seed will be taken. See `AsyncLoader.load_state_dict`."""
         state = OrderState.from_dict(given)
         now = dataclasses.replace(self._now, seed=state.seed) if any_seed else self._now
         changed = state.differences(now)
@@ -245,11 +256,11 @@ class Resuming:
             f"go back to {before.batch_size} × {before.world_size}"
         )
 
-    def report(self, line: str, level: int = logging.INFO) -> None:
+    def report(self, line: str) -> None:
         """Print a line once: Lightning restores both a DataModule and its loader."""
         if line != self._last_line:
             self._last_line = line
-            self.print_line(line, level)
+            self.print_line(line, logging.INFO)
 
     def _fitting(self, place: Place) -> Place:
         """The place, if the ranks can share the rest of the epoch; its end, if ``drop_last`` drops the rest."""
@@ -282,27 +293,3 @@ class AsyncWiring(Wiring):
     quarantine: Quarantine
     # Called at the start of each pass.
     steps_wanted: StepsWanted = lambda: (None, None)
-
-
-def order_state(source: Source, schedule: Schedule) -> OrderState:
-    """All inputs of the order, at the beginning of the first epoch."""
-    decks, fingerprint = schedule.plan(0).decks, dict(source.fingerprint())
-    for number, each in enumerate(decks.sources or (decks,)):
-        if each.shuffle == "chunk":
-            name = f"chunks of source {number}" if decks.sources else "chunks"
-            runs = np.array([(run.samples, run.rows) for run in each.runs], np.int64).reshape(-1, 2)
-            fingerprint[name] = digest(runs, np.empty(0) if each.order is None else each.order)
-    if decks.buckets is not None:
-        fingerprint["batches by length"] = digest(decks.buckets.lengths, decks.buckets.bounds, decks.buckets.sizes)
-    if decks.mixture is not None:
-        fingerprint["batch_size, of a mixture"] = decks.mixture.batch_size
-    return OrderState(
-        epoch=0,
-        position=0,
-        samples=decks.length,
-        seed=schedule.seed,
-        shuffle=decks.shuffle,
-        shuffle_chunks=decks.shuffle_chunks,
-        drawn=None if decks.weights is None else digest(decks.weights.edges),
-        source=fingerprint,
-    )

@@ -205,10 +205,8 @@ def _samples_at_a_time(part: Source) -> int:
     """The number of samples that fit into the bytes of a batch, even if they are the longest."""
     nbytes = np.zeros(len(part), np.int64)
     for key, field in part.spec.items():
-        if field.concat:
-            nbytes += field.nbytes // field.shape[0] * values_of(part, length_key(key), "fields")
-        else:
-            nbytes += field.nbytes
+        each, lengths = field.nbytes, length_key(key)
+        nbytes += each // field.shape[0] * values_of(part, lengths, "fields") if field.concat else each
     return max(int(np.searchsorted(np.cumsum(np.sort(nbytes)[::-1]), BATCH_BYTES, side="right")), 1)
 
 

@@ -19,7 +19,6 @@ from lit_async_data.engine import resources
 from lit_async_data.engine.device import streams
 from lit_async_data.engine.device.feeds import Batch, moved
 from lit_async_data.engine.device.queues import DeviceTransform
-from lit_async_data.engine.device.streams import NEXT, profiled, ranged
 from lit_async_data.engine.hooks import Function, check_callable
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.loader.base_loader import BaseLoader, Engine, Pass, Taken, Wiring
@@ -337,16 +336,7 @@ class PrefetchedLoader(BaseLoader):
             self._cursor.state = at = at._replace(state=state_of(self.loader.state_dict))  # type: ignore[attr-defined]
         run.interrupted = True  # until the request ends
         try:
-            take = engine.queue.take
-            batch = ranged(NEXT, take, key) if profiled() else take(key)
-            if not self._wiring.externally_driven:
-                try:
-                    engine.queue.prefetch(BatchIndex(key.epoch, key.step + 1))
-                except Exception as error:  # noqa: BLE001  # an error of a later batch
-                    self._failed_ahead(error)
-            run.asked_s = time.perf_counter()
-            took_s = run.asked_s - started
-            run.stats.add(took_s, engine.queue.transform_s, first=key.step == 0, queue_fill=fill)
+            batch = self._batch(engine, key, started, fill)
             state = feed.states.pop(key, None)
         except StopIteration:
             run.asked_s = time.perf_counter()
@@ -365,7 +355,7 @@ class PrefetchedLoader(BaseLoader):
             if key < feed.expected:
                 self.resumed_order = None
         before = at.state if key.step else feed.begun
-        return Taken(batch, at._replace(step=key.step + 1, before=before, state=state))
+        return batch, at._replace(step=key.step + 1, before=before, state=state)
 
     def _begin(self, now_s: float) -> Engine:
         engine, at = self._running(), self._cursor.state

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from support.device.training_loop import STEPS, pretend, queue_on, write_numbers
+from support.device.training_loop import STEPS, pretend, queue_on
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data.engine.device import streams as device_streams
@@ -165,19 +165,6 @@ def test_only_a_copy_that_compute_has_to_wait_for_is_the_devices_waiting(slow, w
     assert waited.wait_s == pytest.approx(ARRIVES_S * (waits - 1))
     assert waited.last_s == pytest.approx(ARRIVES_S * (waits > 1))
     assert streams.now_s > STEPS * STEP_S
-
-
-def test_time_that_the_host_waits_for_a_reader_while_the_device_is_idle_counts():
-    streams = FakeStreams("side")
-
-    def read(keyed, out):
-        streams.now_s += 0.25
-        write_numbers(keyed, out)
-
-    with queue_on(streams, read=read, workers=0, depth=0) as queue:
-        epoch(queue, streams)
-        waited = dataclasses.replace(queue.waited, copy=Work())
-        assert waited == Wait(STEPS - 1, 0.25 * (STEPS - 1), 0.25, last_s=0.25)
 
 
 def test_nobody_waits_for_an_event_to_be_read():

@@ -5,15 +5,14 @@ import threading
 import numpy as np
 import pytest
 import torch
-from support.device.training_loop import SLOW, pretend
+from support.device.training_loop import pretend
 from support.sources.numbered import LENGTH, WIDE, loader_of, numbers, order, seen
 from support.threads.waits import until
 from waiting.on_device.fake_streams import FakeStreams
 
-from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
+from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.engine.pipeline.pipeline import READY
 from lit_async_data.errors import ConfigError
-from lit_async_data.sources.contract.source import StorageLayout
 from lit_async_data.testing import ArraySource
 
 
@@ -156,26 +155,6 @@ def test_ranks_that_would_read_the_same_samples_are_an_error_at_the_first_batch(
             assert error.value.option == "world_size"
         else:
             assert len(list(loader)) == len(loader)
-
-
-@SLOW
-@pytest.mark.parametrize("externally_driven", [False, True])
-def test_the_loader_sends_batches_to_a_device_with_streams(monkeypatch, slow, externally_driven):
-    streams = FakeStreams(slow)
-    pretend(monkeypatch, lambda device: streams)
-    numbers = np.arange(20, dtype=np.int64)
-    arrays = {"x": np.repeat(numbers, 10_000).reshape(20, 10_000), "y": numbers}
-    source = ArraySource(arrays, chunks=StorageLayout(reading="copied"))
-    with AsyncLoader(source, LoaderOptions(batch_size=4, shuffle="none")) as loader:
-        assert loader.footprint.layout.batches == 5
-        loader._wiring.externally_driven = externally_driven
-        for _ in range(4):
-            for step, batch in enumerate(loader):
-                streams.synchronize()
-                assert batch["y"].tolist() == batch["x"][:, -1].tolist() == list(range(4 * step, 4 * step + 4))
-                if externally_driven:
-                    loader._prefetch()
-        streams.synchronize()
 
 
 @pytest.mark.parametrize(

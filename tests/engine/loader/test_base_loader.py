@@ -114,15 +114,6 @@ def test_a_loader_that_is_forgotten_ends_its_threads():
     assert len(batch["y"]) == 4
 
 
-def test_nothing_is_allocated_or_started_before_the_first_batch():
-    before = threading.active_count()
-    with loader_of() as loader:
-        iter(loader)
-        assert len(loader) == 5
-        assert loader.stats().slots == 0
-        assert threading.active_count() == before
-
-
 def test_changing_the_depth_goes_on_in_the_order():
     with loader_of() as loader:
         first = seen(itertools.islice(loader, 2))

@@ -17,7 +17,7 @@ from support.threads.interrupts import interrupted
 from torch.utils.data import DataLoader
 from waiting.on_device.fake_streams import FakeStreams
 
-from lit_async_data import AsyncLoader, ConcatSource, prefetched
+from lit_async_data import AsyncLoader, prefetched
 from lit_async_data.errors import ClosedError, TransformError
 
 
@@ -257,15 +257,6 @@ def test_in_evaluation_transforms_get_no_random_numbers():
         assert (next(loader)["x"] >= 0).all()
         loader.evaluation = True
         assert (next(loader)["x"] == -1).all()
-
-
-def test_an_iterator_beside_reads_composed_sources_and_weights():
-    parts = ConcatSource([numbered.numbers(), numbered.numbers()])
-    weights = np.r_[np.zeros(2 * LENGTH - 1), 1.0]
-    with AsyncLoader(parts, {"batch_size": BATCH, "weights": weights}) as loader:
-        for _ in loader:
-            assert set(numbers(next(iter(loader)))) == {LENGTH - 1}
-            break
 
 
 @pytest.mark.parametrize("workers", [0, 2])

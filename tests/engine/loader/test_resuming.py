@@ -237,23 +237,6 @@ def test_a_line_says_where_it_goes_on_or_that_the_place_is_dropped_for_another_e
     ]
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        lambda loader: (next(loader), next(loader)),
-        lambda loader: loader.set_epoch(3) or loader._prefetch(),  # of the whole epoch
-        lambda loader: None,
-    ],
-)
-def test_what_was_read_ahead_is_dropped_and_what_is_read_then_is_of_the_place(before):
-    with loader_of(workers=2) as loader:
-        before(loader)
-        loader.load_state_dict(saved(2, 3))
-        loader._prefetch()
-        loader._prefetch(copy=False)
-        assert seen(loader) == whole(3)[2:]
-
-
 @pytest.mark.parametrize("shuffle", ["none", "global"])
 def test_at_the_end_of_an_epoch_that_epoch_is_empty_and_the_next_is_whole(shuffle):
     state = saved(9, 3, shuffle=shuffle)

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -149,7 +150,11 @@ def test_what_is_no_python_code_is_read_by_threads_of_one_process(reading, rows)
     ],
 )
 def test_what_is_decoded_in_vain_is_said_with_what_helps(shuffle, said):
-    assert re.search(said, resources.amplified(shuffle, 2.5, StorageLayout((ChunkRun(90, 9),), compressed=True)))
+    source = ArraySource({"y": np.arange(90)}, chunks=StorageLayout((ChunkRun(90, 9),), compressed=True))
+    order = SimpleNamespace(decks=SimpleNamespace(shuffle=shuffle), deck=SimpleNamespace(chunk_orders=[]))
+    footprint = SimpleNamespace(workers=SimpleNamespace(kind="thread"), amplification=2.5)
+    (line,) = resources.slow(source, None, footprint, order, ahead=True)
+    assert re.search(said, line)
 
 
 class Loop:

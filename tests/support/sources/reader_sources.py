@@ -66,8 +66,8 @@ class DamagedParts(Damaged):
     """A quarter of the parts that epochs draw from samples are damaged."""
 
     def read_random(self, samples, out, keys):
-        self._bad = set(samples[keys % np.uint64(4) == 0].tolist())
-        self.read_into(samples, out)
+        # Not as attributes: another thread may read other parts meanwhile.
+        Damaged(samples[keys % np.uint64(4) == 0].tolist()).read_into(samples, out)
 
 
 class Deadly(Damaged):

@@ -16,7 +16,13 @@ from support.threads.waits import LONG
 
 # Modules that measure what verdicts are about.
 TIMED = (
-    *("engine.device.queues", "engine.hooks", "engine.loader.async_loader", "engine.pipeline.pipeline"),
+    *(
+        "engine.device.queues",
+        "engine.hooks",
+        "engine.loader.async_loader",
+        "engine.loader.base_loader",
+        "engine.pipeline.pipeline",
+    ),
     *("engine.pipeline.thread_pipeline", "engine.prefetch.loader", "engine.stats", "sources.contract.stage_clock"),
 )
 # Seconds after which a thread hands the GIL on.
