@@ -63,8 +63,7 @@ def merge_patches(predictions: Any, source: Source, path: str | os.PathLike[str]
         raise ConfigError(f"{path} exists; move or delete it, or give another path", "path")
     places, there = source.places(), np.ones(count, bool)
     begins, ids = starts([len(part.own_rows) for part in parts]), source.ids(np.arange(count))
-    group: Any = predictions.parent if isinstance(predictions, h5py.Dataset) else {}
-    marks = group.get("missing")
+    marks: Any = predictions.parent.get("missing") if isinstance(predictions, h5py.Dataset) else None
     if isinstance(marks, h5py.Dataset) and marks.shape == there.shape and marks.dtype == bool:
         there = ~marks[...]
     partial = f"{path}.{os.getpid()}.partial"

@@ -378,9 +378,8 @@ def runs(rows: Indices, step: int = 1) -> list[tuple[int, int, Indices]]:
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]
     edges = [0, *(np.flatnonzero(np.diff(ordered) != step) + 1).tolist(), len(rows)] if len(rows) else [0]
-    return [
-        (int(ordered[begin]), int(ordered[end - 1]) + 1, order[begin:end]) for begin, end in itertools.pairwise(edges)
-    ]
+    pairs = itertools.pairwise(edges)
+    return [(int(ordered[begin]), int(ordered[end - 1]) + 1, order[begin:end]) for begin, end in pairs]
 
 
 def grouped(numbers: Indices) -> list[tuple[int, Indices]]:

@@ -28,16 +28,8 @@ from lit_async_data.sources.files.files import WHOLE_BYTES, Files
 from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.hdf5.index.index import IndexCache
 from lit_async_data.sources.hdf5.parts import samples as part_samples
-from lit_async_data.sources.hdf5.parts.groups import inspect_groups, with_absent, with_lengths
-from lit_async_data.sources.hdf5.parts.part import (
-    ChunkGrouping,
-    PartRequest,
-    StoredPart,
-    common_fields,
-    group_samples,
-    grouping_key,
-    inspect_file,
-)
+from lit_async_data.sources.hdf5.parts.groups import inspect_files, with_lengths
+from lit_async_data.sources.hdf5.parts.part import ChunkGrouping, PartRequest, StoredPart, common_fields, group_samples
 from lit_async_data.sources.hdf5.parts.samples import JoinedTable, On, Unmatched
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
 from lit_async_data.sources.hdf5.readers.part_reader import PartReaders, with_categories
@@ -61,24 +53,16 @@ class _Opened:
     allow_external: bool
     files: Files
 
-    @property
-    def name(self) -> str:
-        first, *others = self.names
-        return first + (f" and {len(others)} more" if others else "")
-
     def reader(self, parts: Sequence[StoredPart], grouping: ChunkGrouping | None = None) -> PartReaders:
-        key = grouping_key(parts[0])
-        return PartReaders(
-            parts, self.identities, self.files, grouping or group_samples(parts, key), key, mapped=self.memory_map
-        )
+        return PartReaders(parts, self.identities, self.files, grouping or group_samples(parts), mapped=self.memory_map)
 
-    def with_values(self, exclude: Exclude | None) -> list[StoredPart]:
+    def with_values(self, exclude: Exclude | None, name: str) -> list[StoredPart]:
         """The parts without samples that are to be left out; an error where another lacks a value."""
         kept = with_categories(part_samples.with_values(self.parts), self.reader, drop=True)
         if exclude is not None:
-            kept = part_samples.without(kept, exclude, self.name)
+            kept = part_samples.without(kept, exclude, name)
         with_categories(kept, self.reader, drop=False)
-        part_samples.warn_of_lacking(kept, self.name)
+        part_samples.warn_of_lacking(kept, name)
         return kept
 
 
@@ -91,10 +75,9 @@ class HDF5Source(Source):
             dataset, one after the other.
         fields: What a batch holds. A mapping from batch key to dataset name or `Field` gives dicts; a sequence of these
             gives tuples, with the names as keys. Some groups stand for a dataset: sparse rows (AnnData's
-            ``csr_matrix``) come out dense; ``categorical`` columns as codes, with classes; ``values`` and ``offsets``
-            as samples of variable length, padded, with their lengths in an extra field ``KEY_length``, as datasets of
-            ``h5py.vlen_dtype`` too; see ``LoaderOptions.batch_by``. Padded windows
-            (`Field`) have a mask in an extra field ``KEY_mask``.
+            ``csr_matrix``) come out dense; ``categorical`` columns as codes, with classes; ``values`` and ``offsets``,
+            like datasets of ``h5py.vlen_dtype``, as samples of variable length, padded, with their lengths in an extra
+            field ``KEY_length`` (see ``LoaderOptions.batch_by``). Padded windows have a mask, ``KEY_mask``.
         layout: Letters of the stored axes, ``N`` for samples and ``C`` for channels: a string for the first field, or a
             mapping by batch key. Batches come out as N, then C, then the rest as stored. A field without a layout has
             its samples on axis 0, and no axis moves.
@@ -119,8 +102,7 @@ class HDF5Source(Source):
             ``layout`` may name N; row e·T + t is step t of episode e. With ``"lengths": NAME`` too, episodes are padded
             to T. `column` and ``split(groups=)`` know them as ``"episode"``. None: a part is one.
         stride: Rows from one sample to the next; 1 by default. Sample k has row ``first + k·stride`` of its part, or
-            episode, as long as all of its windows without ``pad`` lie inside; ``first`` is the first row where they do.
-            Windows never cross parts.
+            episode, as long as its windows without ``pad`` lie inside; ``first`` is the first row where they do.
         patches_per_volume: With `Field(patch=)`, the number of patches that an epoch draws at random from each volume:
             new ones in each epoch, at the same places of all fields; without ``augment``, always the same. None:
             patches lie on a grid that covers the volume (``Field(stride=)``).
@@ -131,28 +113,23 @@ class HDF5Source(Source):
             with the name of a column take its values: numbers as they are, text as classes (`Field`).
         on: Whose rows the table has: ``"file"`` (a path, or an end of it that no other file has, with its ending or
             without), ``"group"`` (or the dataset that is a sample), or a dataset, or attribute (`Field`), of ids of
-            subjects. The column of the table has the same name, or is named by ``{"column": "file"}``. Ids are compared
-            as text.
-        unmatched: What to do where the table has no row: ``"error"``, or ``"skip"`` the samples. A row without samples
-            is logged.
+            subjects, which are compared as text. Its column has the same name, or is named: ``{"column": "file"}``.
+        unmatched: ``"error"`` if the table has no row for a sample, or ``"skip"`` it. Rows without samples are logged.
         filters: Conditions that rows of the table must meet, as for `ManifestSource`; samples of others are left out.
         exclude: Samples to leave out: a list of bad ones, as ``inspect --check-all`` and ``on_error`` write it, or a
-            pattern of several; or sample numbers or a mask, as they are without ``exclude``. Files that
-            have moved are found by name. A list may name other files too, but not only others.
+            pattern of several, where files that have moved are found by name, and which may name other files too, but
+            not only others; or sample numbers or a mask, as they are without ``exclude``.
         cache_dir: A folder of yours to which only you may write. It keeps lists of groups, and the indexes of datasets
             with `FEWEST_CHUNKS` chunks or more, and their references if lengths vary, so that opening them again takes
             no time; it is made if it does not exist. None: an index is built at each opening, 1 to 2 µs per chunk.
         cache: A folder on a fast disk, where what was read of remote files and of slow mounts (NFS) is kept for later
             epochs, processes and jobs. None: parts of remote files are kept in memory.
-        cache_limit: The most bytes there, ``"400GB"`` or a number; None: what the disk has free. In memory, an eighth
-            of the rank's.
+        cache_limit: Most bytes there, such as ``"400GB"``; None: what the disk has free; in memory, an eighth of it.
         storage_options: Credentials and options of the store, as pandas and xarray name them: ``{"anon": True}``,
             ``{"key": …, "secret": …, "endpoint_url": …}``. None: as its environment variables say.
-        storage: A store of obstore, or a filesystem of fsspec, that reads the files in place of one made for the
-            address.
-        memory_map: Whether to map files into memory. Without maps, files are read by ``pread``, a little slower for
-            small samples, and scattered values by h5py; but a file that another process truncates is an error instead
-            of the end of this process.
+        storage: A store of obstore, or a filesystem of fsspec, that reads the files; None: one made for the address.
+        memory_map: Whether to map files into memory. Without maps, ``pread`` is slower for small samples, and h5py
+            reads scattered values; but a file that another process truncates is an error, not the end of this process.
         allow_external: Whether other files may hold values of a dataset (virtual datasets, links into other files,
             external storage). They must hold all of them, and are read through h5py.
 
@@ -163,8 +140,7 @@ class HDF5Source(Source):
         MissingError: A file or dataset does not exist.
         FormatError: A file is not HDF5, or a dataset cannot be a field.
         ManifestError: The table lacks a row, or has two for one file, group or subject.
-        ConfigError: ``fields``, ``layout``, ``group``, ``rows``, ``rate``, ``episodes``, ``stride`` or ``exclude`` do
-            not fit the files, or ``cache_dir`` is not a folder of yours alone.
+        ConfigError: An option does not fit the files, or ``cache_dir`` is not a folder of yours alone.
 
     Example:
         >>> import h5py, numpy, tempfile
@@ -210,14 +186,18 @@ class HDF5Source(Source):
         memory_map: bool = True,
         allow_external: bool = False,
     ) -> None:
-        _check_choices(sample, rows, table, on, filters, clocks=(rate, time), flags=(memory_map, allow_external))
+        flag("memory_map", memory_map)
+        flag("allow_external", allow_external)
+        of_rows = {"stride": stride, "rate": rate, "time": time, "episodes": episodes}
+        _check_rows(sample, rows, of_rows, allow_external=allow_external)
         chosen, as_mapping = fields_by_key(fields, Field.of, lambda each: each.attr or each.dataset, "dataset")
-        of_rows = {"sample": sample == "group" or None, "stride": stride, "rate": rate, "time": time}
-        of_rows["episodes"] = episodes
-        _check_patches(chosen, patches_per_volume, of_rows)
+        _check_patches(chosen, patches_per_volume, {"sample": sample == "group" or None, **of_rows})
         self._shares = {} if foreground is None else _checked_shares(chosen, patches_per_volume, foreground)
         files = Files(cache, cache_limit, storage_options, storage)
         with files.closed_after_an_error():
+            if table is None and (on or filters):
+                what = "goes with table=, and chooses its rows; rows of datasets are chosen by rows="
+                raise ConfigError(what, "on" if on else "filters")
             joined = None if table is None else JoinedTable(table, on, unmatched, filters, chosen, files=files)
             names = chosen_files(path, files)
             if allow_external:
@@ -228,7 +208,7 @@ class HDF5Source(Source):
                 group=group,
                 sample=sample,
                 rows=rows if isinstance(rows, str) else None,
-                stride=part_samples.checked_stride(stride, rows),
+                stride=1 if stride is None else whole("stride", stride, 1, 2**53),
                 allow_external=allow_external,
                 alone=len(names) == 1,
                 rate=rate,
@@ -238,22 +218,20 @@ class HDF5Source(Source):
                 foreground=self._shares,
                 files=files,
             )
-            identities, found = _inspected(list(names), request, IndexCache(cache if cache_dir is None else cache_dir))
+            index = IndexCache(cache if cache_dir is None else cache_dir)
+            identities, found = inspect_files(list(names), request, index)
             parts = with_lengths(part_samples.named_alike(part_samples.with_rows(found)), request)
             part_samples.check_null(parts, request.fields)
             parts = part_samples.with_longest(parts if joined is None else joined.join(parts, list(chosen)))
             spec = BatchSpec(common_fields(parts), as_mapping=as_mapping)
-            part_samples.log_warnings(parts)
-            part_samples.warn_of_channels_last(spec, request)
+            part_samples.log_warnings(parts, spec, request)
             parts = parts if request.rows or rows is None else part_samples.select_rows(parts, rows, found)
             left_out = part_samples.rows_left_out(parts) if rows is None else part_samples.parts_left_out(parts)
             parts = part_samples.drop_empty(parts)
-            for key, shares in self._shares.items():
-                _check_classes(parts, key, shares)
-            opened = _Opened(names, identities, parts, spec, joined, left_out, memory_map, allow_external, files)
-            self._opened = dataclasses.replace(opened, parts=opened.with_values(exclude))
-            self._key = grouping_key(self._opened.parts[0])
-            self._grouping = group_samples(self._opened.parts, self._key)
+            _check_classes(parts, self._shares)
+            self._opened = _Opened(names, identities, parts, spec, joined, left_out, memory_map, allow_external, files)
+            self._opened = dataclasses.replace(self._opened, parts=self._opened.with_values(exclude, self.name))
+            self._grouping = group_samples(self._opened.parts)
             self._reader = self._opened.reader(self._opened.parts, self._grouping)
             self._reader.check_first(self.spec)
 
@@ -275,7 +253,8 @@ class HDF5Source(Source):
     @property
     def name(self) -> str:
         """The first file and the number of others, for messages."""
-        return self._opened.name
+        first, *others = self._opened.names
+        return first + (f" and {len(others)} more" if others else "")
 
     @property
     def spec(self) -> BatchSpec:
@@ -283,9 +262,9 @@ class HDF5Source(Source):
 
     @functools.cached_property
     def chunks(self) -> contract.StorageLayout:  # pyright: ignore[reportIncompatibleMethodOverride]  # read once, as a property
-        grouping, files, remote = self._grouping, self._opened.files, None
+        grouping, files, remote, fields = self._grouping, self._opened.files, None, self._opened.parts[0].fields
         runs = grouping.runs if any(run.rows > 1 for run in grouping.runs) else ()
-        compressed = any(part.fields[self._key].values.filtered for part in self._opened.parts)
+        compressed = any(part.fields[grouping.key].values.filtered for part in self._opened.parts)
         if not all(map(files.is_local, self._opened.names)):
             sizes = [each.size for each in self._opened.identities.values()]
             nbytes = sum(sizes)
@@ -293,8 +272,7 @@ class HDF5Source(Source):
                 compressed, rows = False, max(BLOCK_BYTES * len(self) // nbytes, 1)
                 runs = tuple(ChunkRun(part.anchors.count, rows) for part in self._opened.parts)
             blocks = 0 if max(sizes) <= WHOLE_BYTES else sum(-(-run.samples // run.rows) for run in runs)
-            requests = max(blocks, nbytes >> 20, len(sizes))
-            remote = contract.Remote(nbytes, requests, files.options["cache"], files.room)
+            remote = contract.Remote(nbytes, max(blocks, nbytes >> 20, len(sizes)), files.options["cache"], files.room)
         amplification, alone = map(float, _amplification(self._opened.parts))
         return contract.StorageLayout(
             runs,
@@ -305,10 +283,10 @@ class HDF5Source(Source):
             chunks_per_run=grouping.chunks_per_run,
             amplification=amplification,
             alone=alone,
-            chunks_per_sample=self._opened.parts[0].fields[self._key].chunks_per_sample,
-            largest=all(_fits(part, self._key) for part in self._opened.parts),
+            chunks_per_sample=fields[grouping.key].chunks_per_sample,
+            largest=all(_fits(part, grouping.key) for part in self._opened.parts),
             overlap=max(part.overlap for part in self._opened.parts),
-            random=any(map(_is_random, self._opened.parts[0].fields.values())),
+            random=any(_is_drawn(each) or (each.images and each.images.decoder.is_random) for each in fields.values()),
             ahead=True,
             left_out=self._opened.left_out,
         )
@@ -347,8 +325,9 @@ class HDF5Source(Source):
             return dataclasses.replace(places, rows=rows)
         if parts[0].given_episodes is None:
             return places
-        rows = places.rows + np.concatenate([part.own_episodes * part.anchors.count for part in parts])
-        ids = [part.episode_ids[part.own_episodes] for part in parts if part.episode_ids is not None]
+        own = [part.episodes.number(part.own_rows) for part in parts]
+        rows = places.rows + np.concatenate([each * len(each) for each in own])
+        ids = [part.episode_ids[each] for part, each in zip(parts, own, strict=True) if part.episode_ids is not None]
         return dataclasses.replace(places, rows=rows, episodes=np.concatenate(ids) if len(ids) == len(parts) else None)
 
     @property
@@ -369,13 +348,11 @@ class HDF5Source(Source):
             for part in self.parts
         ]
         labels = {} if self._opened.joined is None else self._opened.joined.labels
-        fingerprint = super().fingerprint() | {f"values of {key}": digest(each.values) for key, each in labels.items()}
-        patches = {key: field.patches for key, field in self._opened.parts[0].fields.items() if field.patches}
-        fingerprint |= {
-            f"patches of {key}": str((each.stride, each.drawn, each.pad, self._shares)) for key, each in patches.items()
-        }
-        fingerprint |= {"files": len(sizes), "bytes": sum(sizes.values())}
-        return fingerprint | {"names and rows of files": digest(parts)}
+        found = super().fingerprint() | {f"values of {key}": digest(each.values) for key, each in labels.items()}
+        for key, field in self._opened.parts[0].fields.items():
+            if own := field.patches:
+                found[f"patches of {key}"] = str((own.stride, own.drawn, own.pad, self._shares))
+        return found | {"files": len(sizes), "bytes": sum(sizes.values()), "names and rows of files": digest(parts)}
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
         if not part_samples.found_names(self._opened.parts[0]):
@@ -403,8 +380,7 @@ class HDF5Source(Source):
         if name in fields and (self._opened.parts[0].fields[name].patches or math.prod(fields[name].shape) == 1):
             return super().column(name)
         opened = self._opened
-        found = None if opened.joined is None else opened.joined.column(name, opened.parts)
-        if found is not None:
+        if opened.joined and (found := opened.joined.column(name, opened.parts)) is not None:
             return found
         try:
             columns = [each.column(name, opened.files, allow_external=opened.allow_external) for each in opened.parts]
@@ -447,9 +423,8 @@ class HDF5Source(Source):
         places = np.empty(samples.shape, object)
         for number, where in self._reader.by_part(samples):
             part = self._opened.parts[number]
-            for place, row in zip(
-                where.tolist(), part.anchors.rows(samples[where] - self._reader.starts[number]).tolist(), strict=True
-            ):
+            rows = part.anchors.rows(samples[where] - self._reader.starts[number])
+            for place, row in zip(where.tolist(), rows.tolist(), strict=True):
                 places[place] = contract.Location(part.path, "/" + part.group_of(row).strip("/"), row)
         return list(places)
 
@@ -465,39 +440,29 @@ class HDF5Source(Source):
         self._opened.files.close()
 
 
-def _check_choices(
-    sample: Any, rows: Any, table: Any, on: Any, filters: Any, *, clocks: Sequence[Any], flags: Sequence[Any]
-) -> None:
-    for name, value in zip(("memory_map", "allow_external"), flags, strict=True):
-        flag(name, value)
+def _check_rows(sample: Any, rows: Any, of_rows: Mapping[str, Any], *, allow_external: bool) -> None:
     one_of("sample", sample, ("row", "group", "dataset"))
-    if sample != "row" and (flags[1] or isinstance(rows, str)):
-        raise ConfigError(f"{sample!r} goes neither with allow_external nor with a dataset's name as rows", "sample")
-    for name, clock, other in zip(("rate", "time"), clocks, reversed(clocks), strict=True):
-        if clock is not None and (rows is None or sample != "row"):
-            raise ConfigError("goes with rows=, which hold seconds, and samples that are rows; leave it out", name)
-        if clock is not None and (other is not None or (name == "time" and not isinstance(clock, str))):
-            raise ConfigError(f"{clock!r}: give the rows per second, rate=, or the dataset of their times, time=", name)
-    if table is not None and on is None:
-        raise ConfigError("goes with on, which says whose rows they are: 'file', 'group', …; give both", "table")
-    if table is None and (on or filters):
-        what = "goes with table=, and chooses its rows; rows of datasets are chosen by rows="
-        raise ConfigError(what, "on" if on else "filters")
+    stride, rate, time, episodes = of_rows.values()
+    if sample != "row" and (allow_external or isinstance(rows, str) or episodes is not None):
+        raise ConfigError(f"{sample!r} goes neither with allow_external nor episodes, nor with rows=NAME", "sample")
+    if stride is not None and rows is not None:
+        raise ConfigError("cannot be combined with rows, which place the samples; give one of the two", "stride")
+    if option := "rate" if rate is not None else "time" if time is not None else "":
+        if rows is None or sample != "row":
+            raise ConfigError("goes with rows=, which hold seconds, and samples that are rows; leave it out", option)
+        if not (time is None or (rate is None and isinstance(time, str))):
+            what = f"{of_rows[option]!r}: give the rows per second, rate=, or the dataset of their times, time="
+            raise ConfigError(what, option)
 
 
 def _is_drawn(field: StoredField) -> bool:
     return field.patches is not None and field.patches.drawn is not None
 
 
-def _is_random(field: StoredField) -> bool:
-    return _is_drawn(field) or bool(field.images and field.images.decoder.is_random)
-
-
 def _amplification(parts: Sequence[StoredPart]) -> npt.NDArray[Any]:
     every = [field for part in parts for each in part.fields.values() for field in each.channels or (each,)]
-    compressed = [
-        each.patches for each in every if each.patches and each.patches.holds == "values" and each.values.filtered
-    ]
+    patches = [each.patches for each in every if each.patches and each.values.filtered]
+    compressed = [each for each in patches if each.holds == "values"]
     used = sum(each.rows * each.spec.nbytes for each in compressed)
     return sum((each.decoded() for each in compressed), np.zeros(2)) / max(used, 1)
 
@@ -524,16 +489,15 @@ def _checked_shares(fields: Mapping[str, Field], patches_per_volume: Any, given:
         raise ConfigError(f"{given!r} {what}", "foreground")
     pairs: Any = shares.items() if isinstance(shares, Mapping) else ()
     fits = (isinstance(each, Integral) and isinstance(share, Real) and float(share) > 0 for each, share in pairs)
-    flags = any(isinstance(value, bool) for pair in pairs for value in pair)
-    if not pairs or flags or not all(fits) or sum(dict(pairs).values()) > 1:
+    if not pairs or not all(fits) or sum(dict(pairs).values()) > 1:
         what = f"{shares!r} are not shares above 0 of class numbers, together at most 1, such as {{1: 0.33}}"
         raise ConfigError(what, f"foreground.{key}")
     return {key: {int(each): float(share) for each, share in pairs}}
 
 
-def _check_classes(parts: Sequence[StoredPart], key: str, shares: Mapping[int, float]) -> None:
-    volumes: Any = [part.fields[key].patches for part in parts]
-    for number, each in enumerate(shares):
+def _check_classes(parts: Sequence[StoredPart], foreground: Mapping[str, Mapping[int, float]]) -> None:
+    for key, number, each in [(key, *pair) for key, shares in foreground.items() for pair in enumerate(shares)]:
+        volumes: Any = [part.fields[key].patches for part in parts]
         if not any(volume.centres[number][1].size for volume in volumes):
             what = f"no element of {len(volumes)} volumes is {each}; correct the class, or leave it out"
             raise ConfigError(what, f"foreground.{key}")
@@ -553,23 +517,9 @@ def _stored_fields(chosen: Mapping[str, Field], joined: JoinedTable | None, epis
     return stored | (joined.keys if joined else {})
 
 
-def _inspected(
-    paths: Sequence[str], request: PartRequest, cache: IndexCache
-) -> tuple[dict[str, FileIdentity], list[StoredPart]]:
-    if request.episodes is not None and request.sample != "row":
-        raise ConfigError("goes with samples that are rows; leave it out", "episodes")
-    request.files.open_all(paths)
-    inspect = inspect_file if request.sample == "row" else inspect_groups
-    found = {path: inspect(path, request, cache) for path in paths}
-    identities = {path: identity for path, (identity, _) in found.items()}
-    part_samples.check_distinct(identities)
-    parts = [part for _, parts in found.values() for part in parts]
-    return identities, with_absent(parts, request) if any(part.absent for part in parts) else parts
-
-
-def _fits(part: StoredPart, grouping_key: str) -> bool:
+def _fits(part: StoredPart, largest: str) -> bool:
     """Whether samples of one chunk of the grouping field never read several chunks of another compressed field."""
-    rows = part.fields[grouping_key].values.chunk_rows
-    others = (field for key, field in part.fields.items() if key != grouping_key and field.values.filtered)
+    rows = part.fields[largest].values.chunk_rows
+    others = (field for key, field in part.fields.items() if key != largest and field.values.filtered)
     fits = (field.values.chunk_rows <= rows and field.regular and field.window.length == 1 for field in others)
-    return bool(part.fields[grouping_key].patches) or all(fits)
+    return bool(part.fields[largest].patches) or all(fits)

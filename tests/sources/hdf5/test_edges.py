@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.sources.oracle import read, refused
 
-from lit_async_data import AsyncLoader, ConfigError, CorruptError, Field, FormatError, HDF5Source, split
+from lit_async_data import ConfigError, CorruptError, Field, FormatError, HDF5Source, split
 
 LENGTHS = [7, 1, 12, 4]
 FLAT, GROUPS = {"episodes": {"lengths": "steps"}}, {"group": "episode_*"}
@@ -53,20 +53,6 @@ def test_observations_are_before_and_behind_each_action(path, place, pad, offset
         assert len(source) == len(wanted)
         np.testing.assert_array_equal(batch["obs"], np.stack([values for _, _, values in wanted])[every])
         assert batch["action"].tolist() == [1000 * wanted[k][0] + wanted[k][1] + 0.5 for k in every]
-
-
-@pytest.mark.parametrize("place", [FLAT, GROUPS], ids=["flat", "groups"])
-@pytest.mark.parametrize("shuffle", ["none", "chunk", "global"])
-def test_a_loader_keeps_observations_to_their_actions(path, place, shuffle):
-    fields = {"obs": Field("obs", offsets=[0, 1], per="edge"), "action": Field("action", window=(0, 3), pad="last")}
-    source = HDF5Source(path, fields, **place)
-    seen = []
-    with AsyncLoader(source, {"batch_size": 5, "shuffle": shuffle, "return_indices": True}) as loader:
-        for batch in loader:
-            seen += batch["index"].tolist()
-            first = 2 * np.floor(batch["action"][:, 0].numpy() % 1000)
-            np.testing.assert_array_equal(batch["obs"][:, :, 0].numpy() % 1000, np.stack([first, first + 2], axis=1))
-    assert sorted(seen) == list(range(sum(LENGTHS)))
 
 
 def test_sides_by_time_share_no_observation(path):

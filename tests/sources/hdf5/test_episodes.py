@@ -7,7 +7,6 @@ from support.files.encoded_images import IMAGES
 from support.sources.oracle import read, refused
 
 from lit_async_data import (
-    AsyncLoader,
     ConcatSource,
     ConfigError,
     CorruptError,
@@ -113,30 +112,8 @@ def test_images_are_repeated_only_within_their_episode(tmp_path):
     assert found["x_mask"][:, 0].tolist() == [False] * 5 + [True]
 
 
-@pytest.mark.parametrize("shuffle", ["none", "chunk", "global"])
-def test_the_loader_hands_out_every_window_once(path, shuffle):
-    fields = {"x": Field("obs", window=(-2, 3)), "y": Field("obs", window=(0, 30), pad="last")}
-    source = HDF5Source(path, fields, episodes="episode_index")
-    expected = read(source, np.arange(len(source)))
-    seen = []
-    with AsyncLoader(source, {"batch_size": 4, "shuffle": shuffle, "return_indices": True}) as loader:
-        for batch in loader:
-            seen += batch["index"].tolist()
-            for key in fields:
-                np.testing.assert_array_equal(batch[key].numpy(), expected[key][batch["index"].numpy()])
-    assert sorted(seen) == list(range(len(source)))
-
-
-def test_sides_of_a_split_hold_whole_episodes_of_all_files(h5):
-    paths = [h5(f"{n}.h5", x=np.arange(40), ends=[10 + n, 20, 40]) for n in range(3)]
-    source = HDF5Source(paths, {"x": Field("x", window=(0, 3))}, episodes={"ends": "ends"})
-    numbers = source.column("episode")
-    assert len(set(numbers.tolist())) == 9
-    sides = split(source, {"train": 0.5, "val": 0.5}, groups="episode")
-    assert sides.overlap == 0
-    train, val = ({numbers[sample] for sample in side.samples.tolist()} for side in sides.values())
-    assert train.isdisjoint(val)
-    assert len(train | val) == 9
+def test_windows_that_overlap_are_split_by_episodes_or_time(h5):
+    source = HDF5Source(h5(x=np.arange(40), ends=[20, 40]), {"x": Field("x", window=(0, 3))}, episodes={"ends": "ends"})
     with pytest.raises(ConfigError, match="groups='episode' the samples of an episode, groups='time'"):
         split(source, {"train": 0.5, "val": 0.5})
 
@@ -216,7 +193,7 @@ def test_wrong_episodes_are_named(h5, episodes, error, said):
 def test_episodes_are_of_rows(h5):
     refused(
         ConfigError,
-        ["episodes: goes with samples that are rows"],
+        ["sample: 'group' goes neither with", "episodes"],
         h5(x=[1, 2]),
         {"x": "x"},
         sample="group",

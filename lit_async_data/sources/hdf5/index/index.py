@@ -2,8 +2,7 @@
 
 libhdf5 does not check how many bytes a filter returns, and its scale-offset and n-bit filters do not check how many
 they receive: h5py returns heap memory in place of missing bytes. So chunks are checked here before h5py reads them.
-Impossible records are an error. h5py reads datasets with unusual records, and datasets that an index might read wrongly
-(`unsupported_reason`).
+Impossible records are an error; h5py reads datasets with unusual ones, and those with an `unsupported_reason`.
 """
 
 from __future__ import annotations
@@ -81,17 +80,12 @@ def check_chunk_lengths(
             mask, stored = codecs.read_chunk(dataset, corner)
         except LIBRARY_ERRORS:
             continue  # the chunk was never written, or h5py will raise the same error
-        at_edge = any(at + c > n for at, c, n in zip(corner, chunk, shape, strict=True))
-        if at_edge and len(stored) == nbytes:
+        if len(stored) == nbytes and any(at + c > n for at, c, n in zip(corner, chunk, shape, strict=True)):
             continue  # some datasets leave edge chunks unfiltered
         try:
             check_chunk_length(filters, mask, np.frombuffer(stored, np.uint8), nbytes)
         except CorruptError as error:
-            of = f" of {len(stored)} bytes"
-            if corners_known(dataset):  # otherwise libhdf5 returns the offset of another chunk
-                with contextlib.suppress(*LIBRARY_ERRORS):
-                    of += f" at byte {dataset.id.get_chunk_info_by_coord(corner).byte_offset}"
-            raise corrupt_error(dataset, corner, str(error), of, int(corner[axis]) if row is None else row) from error
+            raise corrupt_error(dataset, corner, str(error), int(corner[axis]) if row is None else row) from error
 
 
 def check_chunk_length(filters: tuple[codecs.Filter, ...], mask: int, data: Bytes, nbytes: int) -> None:
@@ -127,11 +121,9 @@ def check_chunk_length(filters: tuple[codecs.Filter, ...], mask: int, data: Byte
 def _is_identity(each: codecs.Filter) -> bool:
     """Whether n-bit or scale-offset stores values unchanged, because they need all their bits."""
     parameters = each.parameters
-    if each.number == NBIT:
-        return len(parameters) > 1 and parameters[1] != 0
-    if each.number != SCALEOFFSET or len(parameters) < 5:
-        return False
-    return parameters[0] == 2 and parameters[1] == 8 * parameters[4]
+    if each.number == SCALEOFFSET and len(parameters) > 4:
+        return parameters[0] == 2 and parameters[1] == 8 * parameters[4]
+    return each.number == NBIT and len(parameters) > 1 and parameters[1] != 0
 
 
 def _needed_bytes(last: codecs.Filter, data: Bytes, nbytes: int) -> int:
@@ -149,27 +141,32 @@ def _needed_bytes(last: codecs.Filter, data: Bytes, nbytes: int) -> int:
     return head - (-values * bits // 8)
 
 
-def columns_of(dataset: h5py.Dataset) -> Columns | None:
-    """The chunk records of a dataset; None if they are unusual, so that h5py must read the dataset."""
-    columns, usual = checked_columns(dataset)
-    return columns if usual else None
+def columns_of(dataset: h5py.Dataset, *, usual: bool = True) -> Columns | None:
+    """The chunk records of a dataset, in libhdf5's order if it lists wrong corners.
 
-
-def checked_columns(dataset: h5py.Dataset) -> tuple[Columns, bool]:
-    """The chunk records of a dataset, and whether all are usual. In libhdf5's order if it lists wrong corners."""
+    None if some are not ``usual``, so that h5py must read the dataset.
+    """
     chunk, grid, file = np.array(dataset.chunks), grid_of(dataset), dataset.file
     chunks, known = math.prod(grid), corners_known(dataset)
     filters, nbytes = codecs.filters_of(dataset), math.prod(dataset.chunks or ()) * element_bytes(dataset)
     records, end = records_of(dataset), identity_of(file).size
     corners, (masks, offsets, sizes) = records[:, : len(grid)], records[:, len(grid) :].T
-    numbers = _chunk_numbers(dataset, corners, chunk, grid) if known else np.arange(len(records))
-    ends = offsets + sizes
+    ends, numbers = offsets + sizes, np.arange(len(records))
+    if known:
+        places, inside = np.divmod(corners, chunk)
+        outside = ((inside != 0) | (places < 0) | (places >= np.array(grid))).any(axis=1)
+        if outside.any():
+            raise corrupt_error(dataset, corners[outside.argmax()], "is listed, but no chunk begins there")
+        numbers = np.ravel_multi_index(tuple(places.T), grid)
+    order, overlaps = np.argsort(offsets, kind="stable"), np.zeros(len(records), np.bool_)
+    overlaps[order[1:]] = offsets[order[1:]] < np.maximum.accumulate(ends[order])[:-1]
     impossible = {
         "is listed twice, or behind a later one": (np.diff(numbers, prepend=-1) <= 0) | (numbers >= chunks),
         "begins in the head of the file": offsets <= 0,
         f"ends behind the {end} bytes of the file; was it truncated?": (ends > end) | (ends < offsets),
         f"has the wrong size: a chunk has {nbytes} bytes before its filters, which are "
         f"{', '.join(str(each.number) for each in filters) or 'none'}": ~_sizes_fit(filters, nbytes, sizes, masks),
+        "overlaps another chunk": overlaps,
     }
     for problem, wrong in impossible.items():
         if wrong.any():
@@ -177,14 +174,11 @@ def checked_columns(dataset: h5py.Dataset) -> tuple[Columns, bool]:
             raise corrupt_error(dataset, corners[at], f"{problem} ({sizes[at]} bytes at byte {offsets[at]})")
     columns = Columns(np.full(chunks, -1, np.int64), np.zeros(chunks, np.uint32), np.zeros(chunks, np.uint32))
     columns.offsets[numbers], columns.sizes[numbers], columns.masks[numbers] = offsets, sizes, masks
-    _check_overlap(dataset, columns, chunk, grid)
-    small, inside = (sizes < 2**32).all(), (offsets > file.userblock_size).all()
-    return columns, bool(small and inside and (masks < 1 << len(filters)).all())
+    as_usual = (sizes < 2**32) & (offsets > file.userblock_size) & (masks < 1 << len(filters))
+    return None if usual and not as_usual.all() else columns
 
 
-def _sizes_fit(
-    filters: tuple[codecs.Filter, ...], nbytes: int, sizes: npt.NDArray[Any], masks: npt.NDArray[Any]
-) -> npt.NDArray[np.bool_]:
+def _sizes_fit(filters: tuple[codecs.Filter, ...], nbytes: int, sizes: Array, masks: Array) -> Array:
     fits = sizes > 0
     for mask in np.unique(masks).tolist() if masks.any() else [0]:
         applied = [each for number, each in enumerate(filters) if not mask >> number & 1]
@@ -201,39 +195,17 @@ def corners_known(dataset: h5py.Dataset) -> bool:
     return len(unlimited) != 1 or unlimited == [0]
 
 
-def _chunk_numbers(
-    dataset: h5py.Dataset, corners: npt.NDArray[np.int64], chunk: npt.NDArray[Any], grid: tuple[int, ...]
-) -> npt.NDArray[np.int64]:
-    places, inside = np.divmod(corners, chunk)
-    outside = (inside != 0) | (places < 0) | (places >= np.array(grid))
-    if outside.any():
-        raise corrupt_error(dataset, corners[outside.any(axis=1).argmax()], "is listed, but no chunk begins there")
-    return np.asarray(np.ravel_multi_index(tuple(places.T), grid), np.int64)
-
-
 def records_of(dataset: h5py.Dataset) -> npt.NDArray[np.int64]:
     """The record of every written chunk, one row each: corner, filter mask, offset and size; 1 µs per chunk."""
-    records, path = array.array("q"), path_of(dataset.file)
-
-    def add(info: Any) -> None:
-        corner, mask, offset, size = info
-        try:
-            records.extend((*corner, mask, offset, size))
-        except OverflowError:
-            problem = f"lies where no file reaches ({size} bytes at byte {offset})"
-            raise corrupt_error(dataset, corner, problem) from None
-
-    problem = "has chunks that libhdf5 cannot list"
-    with as_source_errors(f"{path}:{dataset.name}", problem, file=path, dataset=dataset.name):
-        dataset.id.chunk_iter(add)
+    records, path, name = array.array("q"), path_of(dataset.file), (dataset.name or "").strip("/")
+    with as_source_errors(f"{path}:/{name}", "has chunks that libhdf5 cannot list", file=path, dataset=name):
+        dataset.id.chunk_iter(lambda info: records.extend((*info[0], *info[1:])))
     return np.asarray(records, np.int64).reshape(-1, len(dataset.shape) + 3)
 
 
-def corrupt_error(
-    dataset: h5py.Dataset, corner: Any, problem: str, of: str = "", row: int | None = None
-) -> CorruptError:
+def corrupt_error(dataset: h5py.Dataset, corner: Any, problem: str, row: int | None = None) -> CorruptError:
     path, name, chunk = path_of(dataset.file), dataset.name or "", tuple(int(n) for n in corner)
-    what = f"{path}:{name}, chunk {chunk}{of}: {problem}; the file is damaged: restore it, or write the dataset again"
+    what = f"{path}:{name}, chunk {chunk}: {problem}; the file is damaged: restore it, or write the dataset again"
     return CorruptError(f"{what} from what can be read of it", file=path, dataset=name.strip("/"), row=row)
 
 
@@ -262,17 +234,6 @@ def stored_type(dataset: h5py.Dataset, kind: Any) -> tuple[Any, int]:
     formats, offsets = zip(*members.values(), strict=True) if members else ((), ())
     record: dict[str, Any] = {"names": [*members], "formats": formats, "offsets": offsets, "itemsize": size + grown}
     return np.dtype(record), size + grown  # type: ignore[call-overload]
-
-
-def _check_overlap(dataset: h5py.Dataset, columns: Columns, chunk: npt.NDArray[Any], grid: tuple[int, ...]) -> None:
-    written = np.flatnonzero(columns.offsets >= 0)
-    order = written[np.argsort(columns.offsets[written], kind="stable")]
-    begins = columns.offsets[order]
-    overlaps = begins[1:] < np.maximum.accumulate(begins + columns.sizes[order])[:-1]
-    if overlaps.any():
-        at = int(overlaps.argmax())
-        one, other = ((np.array(np.unravel_index(n, grid)) * chunk).tolist() for n in order[at : at + 2].tolist())
-        raise corrupt_error(dataset, other, f"overlaps chunk {tuple(one)} at byte {begins[at + 1]}")
 
 
 def grid_of(dataset: h5py.Dataset) -> tuple[int, ...]:
@@ -333,8 +294,8 @@ def check_unindexed(dataset: h5py.Dataset) -> None:
     """Check the records of a dataset that h5py reads, and that libhdf5 finds each chunk, not a fill value instead."""
     if dataset.chunks is None or not in_one_file(dataset) or math.prod(grid_of(dataset)) > MOST_CHUNKS:
         return
-    written = np.flatnonzero(checked_columns(dataset)[0].offsets >= 0)
-    grid, may_lack = grid_of(dataset), 0
+    columns: Any = columns_of(dataset, usual=False)
+    grid, may_lack, written = grid_of(dataset), 0, np.flatnonzero(columns.offsets >= 0)
     if not corners_known(dataset):  # then only the number of written chunks is known
         may_lack, written = math.prod(grid) - len(written), np.arange(math.prod(grid))
     for corner in map(tuple, (np.stack(np.unravel_index(written, grid), axis=1) * dataset.chunks).tolist()):
@@ -372,8 +333,8 @@ def index_of(dataset: h5py.Dataset, cache: IndexCache) -> ChunkIndex | None:
         _log.warning("%s: the cached index of chunks is wrong; building it again", key)
     built = columns_of(dataset)
     index = None if built is None else _verified(dataset, built)
-    if built is not None and index is not None and IndexKey.of(dataset) == key:
-        cache.store(key, built._asdict())  # if the file changed meanwhile, reading it will raise
+    if built is not None and index is not None:
+        cache.store(key, built._asdict())  # of the state before, if the file has changed meanwhile
     return index
 
 
@@ -390,8 +351,7 @@ def _verified(dataset: h5py.Dataset, columns: Columns) -> ChunkIndex | None:
     if fill is None and (columns.offsets < 0).any():
         return None
     chunk = dataset.chunks or ()
-    nbytes = math.prod(chunk) * element_bytes(dataset)
-    pipeline = codecs.FilterPipeline(codecs.filters_of(dataset), nbytes)
+    pipeline = codecs.FilterPipeline(codecs.filters_of(dataset), math.prod(chunk) * element_bytes(dataset))
     index = ChunkIndex(chunk, grid_of(dataset), *columns, pipeline, fill)
     return index if _probes_match(dataset, index) and not _edges_unfiltered(dataset, index) else None
 
@@ -401,15 +361,13 @@ def _probes_match(dataset: h5py.Dataset, index: ChunkIndex) -> bool:
 
     But with a user block, offsets count from its end before HDF5 1.14.4, and from the start of the file since.
     """
-    some_missing = index.offsets.min() < 0
-    written = np.flatnonzero(index.offsets >= 0) if some_missing else range(len(index.offsets))
+    written = np.flatnonzero(index.offsets >= 0) if index.offsets.min() < 0 else range(len(index.offsets))
     if not len(written):
         return True
     probes = sorted({int(written[int(each)]) for each in np.linspace(0, len(written) - 1, PROBES)})
     fetch(dataset.file, index.offsets[probes], index.sizes[probes].astype(np.int64))
     for number in probes:
-        place = np.unravel_index(number, index.grid)
-        corner = tuple(int(n) * c for n, c in zip(place, index.shape, strict=True))
+        corner = tuple(int(n) * c for n, c in zip(np.unravel_index(number, index.grid), index.shape, strict=True))
         size, offset = int(index.sizes[number]), int(index.offsets[number])
         try:
             mask, stored = retry_once(functools.partial(codecs.read_chunk, dataset, corner))
@@ -457,8 +415,7 @@ class IndexCache:
         self._folder = None if folder is None else local_files.CacheFolder(folder, "index")
 
     def load(self, key: IndexKey) -> dict[str, Array] | None:
-        data = None if self._folder is None else self._folder.load(*_place(key))
-        if data is None:
+        if self._folder is None or (data := self._folder.load(*_place(key))) is None:
             return None
         begin, columns = data.index(b"\n") + 1, dict[str, Array]()
         for name, dtype, shape in json.loads(data[:begin]):
@@ -472,8 +429,7 @@ class IndexCache:
         if self._folder is None or small or changed_recently(*key.state[2:]):
             return
         listed = json.dumps([(name, each.dtype.str, each.shape) for name, each in columns.items()]).encode()
-        body = b"".join([listed, b"\n", *(each.tobytes() for each in columns.values())])
-        self._folder.store(*_place(key), body)
+        self._folder.store(*_place(key), b"".join([listed, b"\n", *(each.tobytes() for each in columns.values())]))
 
 
 def _place(key: IndexKey) -> tuple[str, str, bytes]:

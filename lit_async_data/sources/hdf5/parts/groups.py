@@ -8,41 +8,42 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from lit_async_data.batch.spec import Array, FieldSpec, length_key, listed_names
-from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
+from lit_async_data.errors import ConfigError, FormatError, MissingError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.contract.source import EACH
 from lit_async_data.sources.files.identity import FileIdentity
-from lit_async_data.sources.hdf5.index.index import (
-    ChunkIndex,
-    IndexCache,
-    IndexKey,
-    columns_of,
-    has_numpy_layout,
-    in_one_file,
-    unsupported_reason,
+from lit_async_data.sources.hdf5.index import index as chunk_index
+from lit_async_data.sources.hdf5.index.index import ChunkIndex, IndexCache, IndexKey
+from lit_async_data.sources.hdf5.parts.part import (
+    Lacking,
+    PartRequest,
+    StoredPart,
+    inspect_file,
+    inspect_part,
+    value_of,
 )
-from lit_async_data.sources.hdf5.index.index import Columns as ChunkColumns
-from lit_async_data.sources.hdf5.parts.part import Lacking, PartRequest, StoredPart, inspect_part, kept_field, value_of
 from lit_async_data.sources.hdf5.parts.samples import KEY
 from lit_async_data.sources.hdf5.parts.stored_field import (
     StoredField,
-    delivered_spec,
-    numbered_row,
+    in_memory,
+    kept_field,
+    numbered_spec,
     padded_fields,
 )
 from lit_async_data.sources.hdf5.schema import encoded
+from lit_async_data.sources.hdf5.schema import field as field_schema
 from lit_async_data.sources.hdf5.schema.categories import Coded, Conversion, enumerated, find_coded, is_numbered
-from lit_async_data.sources.hdf5.schema.field import IMAGE, VARIABLE, Field, check_options, chosen_groups, names_in
+from lit_async_data.sources.hdf5.schema.field import IMAGE, VARIABLE, Field, changed
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset, axes, in_group, open_dataset
 from lit_async_data.sources.hdf5.select import Episodes, WindowStarts
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
-from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors, context_of, h5py
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors, h5py
 from lit_async_data.sources.hdf5.storage.handles import identity_of, open_h5py
 from lit_async_data.sources.hdf5.storage.open_file import external_files, refuse_external_link
 from lit_async_data.sources.local_files import natural
@@ -59,16 +60,54 @@ ENCODED = {"name", "decode", "channels", *IMAGE}
 _log = logging.getLogger(__name__)
 
 
-def inspect_groups(path: str, request: PartRequest, cache: IndexCache) -> tuple[FileIdentity, list[StoredPart]]:
+@dataclasses.dataclass(frozen=True)
+class _Root(OpenGroup):
+    samples: dict[tuple[str, Field], StoredDataset] = dataclasses.field(default_factory=dict)
+
+    def sample(self, name: str, field: Field) -> StoredDataset:
+        """Describe a dataset that is one sample, of any number of axes, as `inspect_dataset` describes many samples."""
+        if (known := self.samples.get((name, field))) is not None:
+            return known  # a description takes as long as opening a small file
+        node: Any = self.node(name)
+        dtype, shape = getattr(node, "dtype", np.dtype(object)), getattr(node, "shape", None)
+        if shape is None or shape[:1] not in ((), (0,)) or not field.takes(dtype):
+            stored = self.inspect_dataset(name, cast=field.dtype is not None)
+        else:
+            external_files(node, self.file, name, allowed=False)
+            plain = chunk_index.in_one_file(node) and chunk_index.has_numpy_layout(node)
+            offset = node.id.get_offset() if plain else None
+            slow = "it is not contiguous" if offset is None else None
+            stored = StoredDataset(self.path, name, shape, dtype, 0, FieldSpec(shape, dtype), offset, slow=slow)
+        return self.samples.setdefault((name, field), stored)
+
+
+def inspect_files(
+    paths: Sequence[str], request: PartRequest, cache: IndexCache
+) -> tuple[dict[str, FileIdentity], list[StoredPart]]:
+    """The identity of each file, and the parts of all."""
+    request.files.open_all(paths)
+    inspect = inspect_file if request.sample == "row" else _inspect_groups
+    found = {path: inspect(path, request, cache) for path in paths}
+    identities, seen = {path: identity for path, (identity, _) in found.items()}, dict[tuple[int, int], str]()
+    for path, identity in identities.items():
+        if (other := seen.setdefault((identity.device, identity.inode), path)) != path:
+            what = "are the same file, whose samples would count twice; give one of them"
+            raise ConfigError(f"{other} and {path} {what}", "path")
+    parts = [part for _, own in found.values() for part in own]
+    return identities, _with_absent(parts, request) if any(part.absent for part in parts) else parts
+
+
+def _inspect_groups(path: str, request: PartRequest, cache: IndexCache) -> tuple[FileIdentity, list[StoredPart]]:
     """The groups or datasets of a file as the rows of one part, or as volumes; otherwise as `inspect_file`."""
     if any(field.places for field in request.fields.values()):
         return _inspect_volumes(path, request, cache)
     for key, field in request.fields.items():
-        check_options({key: field}, ENCODED if field.decode else OPTIONS, f"where a {request.sample} is a sample")
+        options = ENCODED if field.decode else OPTIONS
+        field_schema.check_options({key: field}, options, f"where a {request.sample} is a sample")
     names_of = _names_of_samples(request)
     with as_source_errors(path, "cannot be read", file=path), open_h5py(path, request.files) as file:
         identity = identity_of(file)
-        group = OpenGroup(file, path, "/", cache, allow_external=False)
+        group = _Root(file, path, "/", cache, allow_external=False)
         listed, kept_as = dict[str, Columns](), dict[str, IndexKey]()
         for key, each in request.fields.items():
             of = request.sample, request.group, *names_of.values(), key, each.attr, each.kind, each.decode
@@ -80,12 +119,11 @@ def inspect_groups(path: str, request: PartRequest, cache: IndexCache) -> tuple[
             for key in kept_as if all({"values", "offsets"} & {*each} for each in listed.values()) else ():
                 cache.store(kept_as[key], listed[key])
         names = next(iter(listed.values()))["names"]
-        there = {key: each for key, each in listed.items() if key not in absent}
-        stored = {key: _field(group, key, names_of[key], request, each) for key, each in there.items()}
+        own = {key: _field(group, key, names_of[key], request, of) for key, of in listed.items() if key not in absent}
     anchors = WindowStarts.within(Episodes.whole(len(names)), (0, 1), request.stride)
     place = EACH if request.sample == "group" else next(iter(names_of.values()))
     lacking = {key: Lacking(each["lacking"], each["why"]) for key, each in listed.items() if len(each["lacking"])}
-    return identity, [StoredPart(path, place, stored, anchors, names=names, lacking=lacking, absent=absent)]
+    return identity, [StoredPart(path, place, own, anchors, names=names, lacking=lacking, absent=absent)]
 
 
 def _inspect_volumes(path: str, request: PartRequest, cache: IndexCache) -> tuple[FileIdentity, list[StoredPart]]:
@@ -107,7 +145,7 @@ def _renamed(field: Field, name: str, volume: str) -> Field:
     return dataclasses.replace(field, name=field.dataset.replace("*", name, 1) or volume)
 
 
-def with_absent(parts: Sequence[StoredPart], request: PartRequest) -> list[StoredPart]:
+def _with_absent(parts: Sequence[StoredPart], request: PartRequest) -> list[StoredPart]:
     """The parts. A field that no sample of a part has is described as in another part; nothing reads it."""
     of_key = {key: field for part in reversed(parts) for key, field in part.fields.items()}
     filled = list[StoredPart]()
@@ -122,31 +160,33 @@ def with_absent(parts: Sequence[StoredPart], request: PartRequest) -> list[Store
 
 
 def _absent(of: StoredField, part: StoredPart) -> StoredField:
-    stored, kind = of.values, of.stored
-    assert part.names is not None
-    count = len(part.names)
-    shape = (count, *stored.shape[1:])
+    stored, kind, names = of.values, of.stored, part.names
+    assert names is not None
+    shape = (len(names), *stored.shape[1:])
     kept = None if stored.kept is None else np.full(shape, IGNORED if of.text else 0, stored.dtype)
-    rows = dataclasses.replace(stored, path=part.path, shape=shape, names=part.names, kept=kept)
+    rows = dataclasses.replace(stored, path=part.path, shape=shape, names=names, kept=kept)
     if isinstance(kind, StoredDataset):
         return dataclasses.replace(of, stored=rows)
     own: dict[str, Any] = {"values": rows}
     if isinstance(kind, encoded.StoredSequences):
-        own |= {name: np.repeat(getattr(kind, name)[:1], count, axis=0) for name in ("references", "chunks")}
+        own |= {name: np.repeat(getattr(kind, name)[:1], len(names), axis=0) for name in ("references", "chunks")}
     return dataclasses.replace(of, stored=dataclasses.replace(kind, **own))
 
 
 def _listed(
-    group: OpenGroup, request: PartRequest, names_of: Mapping[str, str]
+    group: _Root, request: PartRequest, names_of: Mapping[str, str]
 ) -> tuple[dict[str, Columns], dict[str, SourceError]]:
     """The columns of each field, and the errors of fields that no sample has. Gaps repeat the first entry."""
-    if request.sample == "group":
-        matches, above = chosen_groups(group.file, group.path, request.group, allow_external=False), dict[str, Any]()
-    else:
+    if request.sample == "dataset":
         matches, above = _named_alike(group, names_of)
+    else:
+        matches = field_schema.chosen_groups(group.file, group.path, request.group, allow_external=False)
+        above = dict[str, Any]()
     names, shown = list[bytes](), time.monotonic()
-    listers = {key: _Lister(group, field, alone=request.alone) for key, field in request.fields.items()}
+    listers = {key: _Lister(group, field) for key, field in request.fields.items()}
     for number, name in enumerate(each.strip("/") for each in matches):
+        for lister in listers.values() if len(names) == MISSES and request.alone else ():
+            lister.check_found()
         if time.monotonic() > shown + PROGRESS_S:
             shown = time.monotonic()
             what = f"{request.sample}s are listed; cache_dir= keeps the list, and pack writes them into one dataset"
@@ -183,8 +223,7 @@ def _names_of_samples(request: PartRequest) -> dict[str, str]:
     names = {key: (field.stacked or (field,))[0].dataset for key, field in request.fields.items()}
     if request.sample == "group":
         start = "" if request.group is None else f"{EACH}/"  # else each file is a sample
-        within = {key: name if name.startswith("/") else f"{start}{name}" for key, name in names.items()}
-        return {key: name.strip("/") for key, name in within.items()}
+        return {key: (name if name.startswith("/") else f"{start}{name}").strip("/") for key, name in names.items()}
     if request.group is not None:
         raise ConfigError("does not go with sample='dataset'; write it before the names of fields: 'images/*'", "group")
     first = next(iter(names.values()), "").strip("/")
@@ -211,7 +250,7 @@ def _named_alike(group: OpenGroup, names_of: Mapping[str, str]) -> tuple[list[st
             raise MissingError(f"{group.path}: has no group {path!r}; check fields=", file=group.path, dataset=path)
         if not above:
             begin, end = own.partition("/")[0].split("*")
-            alike = [each for each in names_in(node, group.path) if len(each) >= len(begin + end)]
+            alike = [each for each in field_schema.names_in(node, group.path) if len(each) >= len(begin + end)]
             alike = [each for each in alike if each.startswith(begin) and each.endswith(end)]
             found = [each[len(begin) : len(each) - len(end)] for each in alike]
         above[key] = node.id, own
@@ -222,10 +261,10 @@ def _named_alike(group: OpenGroup, names_of: Mapping[str, str]) -> tuple[list[st
 
 
 class _Lister:
-    def __init__(self, group: OpenGroup, field: Field, *, alone: bool) -> None:
-        self._group, self._field, self._alone = group, field, alone
-        self._kind: _Values | _Images | _Places | None = None  # None until a sample has the field
-        self._lacking, self._why = array.array("q"), list[bytes]()
+    def __init__(self, group: _Root, field: Field) -> None:
+        self._group, self._field = group, field
+        self._kind: Any = None  # `_Values`, `_Images` or `_Places`; None until a sample has the field
+        self._lacking = dict[int, bytes]()  # why a sample lacks the field, by its number; empty if it is missing
         self._missing = list[tuple[Exception, str]]()  # the error and the dataset of the first sample without it
         self._unlike = ""  # the dataset of the first sample that differs
 
@@ -243,28 +282,24 @@ class _Lister:
                     open_dataset(group.file, group.path, full)  # raises an error that says more
                 raise
             self._missing = self._missing or [(error, full)]
-            if self._kind is None and number == MISSES and self._alone:
-                self._raise_missing()
         else:
             self._kind = kind
             return
-        self._lacking.append(number)
-        self._why.append(why)
+        self._lacking[number] = why
 
-    def _raise_missing(self) -> NoReturn:
-        [(error, full)] = self._missing
-        if not isinstance(error, MissingError):
-            open_dataset(self._group.file, self._group.path, full)  # raises an error that says more
-        raise error
+    def check_found(self) -> None:
+        for error, full in self._missing if self._kind is None else ():
+            if not isinstance(error, MissingError):
+                open_dataset(self._group.file, self._group.path, full)  # raises an error that says more
+            raise error
 
     def columns(self, count: int) -> Columns:
         """The columns of all ``count`` samples; an error if most differ from the first in type or shape."""
-        lacking, why, path = np.array(self._lacking), np.array(self._why, "S"), self._group.path
-        unlike = why[why != b""]
+        lacking, why = np.array([*self._lacking], np.int64), np.array([*self._lacking.values()], "S")
+        path, unlike = self._group.path, why[why != b""]
         if len(unlike) > count - len(lacking):
             raise FormatError(f"{path}:/{self._unlike}: {unlike[0].decode()}", file=path, dataset=self._unlike)
-        if self._kind is None:
-            self._raise_missing()
+        self.check_found()
         entries = np.cumsum(np.isin(np.arange(count), lacking, invert=True)) - 1
         entries[lacking] = 0
         return {"lacking": lacking, "why": why, **self._kind.columns(entries)}
@@ -275,7 +310,7 @@ class _UnlikeError(Exception):
 
 
 class _Values:
-    def __init__(self, group: OpenGroup, field: Field) -> None:
+    def __init__(self, group: _Root, field: Field) -> None:
         self._group, self._field, self._values = group, field, list[Any]()
         self._first: Array | None = None
 
@@ -300,7 +335,7 @@ class _Values:
 
 
 class _Images:
-    def __init__(self, group: OpenGroup, _: Field) -> None:
+    def __init__(self, group: _Root, _: Field) -> None:
         self._group, self._offsets, self._sizes = group, array.array("q"), array.array("I")
 
     def add(self, node: Any, name: str, full: str) -> None:
@@ -318,13 +353,13 @@ class _Images:
 class _Places:
     """Lengths of the datasets of a field, and their places in the file unless libhdf5 must find one of them."""
 
-    def __init__(self, group: OpenGroup, field: Field) -> None:
+    def __init__(self, group: _Root, field: Field) -> None:
         self._group, self._field = group, field
         self._alike: Any = None  # the name, the handle and the type of the first dataset
         self._first: Any = None  # the description and the creation properties of the first dataset with values
         self._unwritten = group.file.userblock_size - 1
         self._lengths, self._counts, self._chunks = array.array("q"), array.array("I"), array.array("q")
-        self._places: Any = ChunkColumns(array.array("q"), array.array("I"), array.array("I"))  # type: ignore[arg-type]
+        self._places: Any = {"offsets": array.array("q"), "sizes": array.array("I"), "masks": array.array("I")}
 
     def add(self, node: Any, name: str, full: str) -> None:
         group = self._group
@@ -342,25 +377,26 @@ class _Places:
         if not length:
             chunk, columns = [1] * len(shape), [()] * 3
         else:
-            first, like = self._first = self._first or (
-                _inspect_sample(group, full, self._field),
-                found.get_create_plist(),
-            )
+            if self._first is None:
+                self._first = group.sample(full, self._field), found.get_create_plist()
+            first, like = self._first
             offset = None if first.offset is None else found.get_offset()
-            if offset not in (None, self._unwritten) and found.get_storage_size() < 2**32:  # as sizes are uint32
-                columns = [offset], [found.get_storage_size()], [0]
+            written = offset not in (None, self._unwritten)
+            if written and (size := found.get_storage_size()) < 2**32:  # as sizes are uint32
+                columns = [offset], [size], [0]
             elif first.index is not None and (dataset := h5py.Dataset(found)).chunks:
                 chunk, properties = dataset.chunks, found.get_create_plist()
                 properties.set_chunk(first.index.shape)
-                known = (shape, chunk) == (first.shape, first.index.shape) or unsupported_reason(dataset) is None
-                columns = columns_of(dataset) if known and properties.equal(like) else None
+                usual = (shape, chunk) == (first.shape, first.index.shape)
+                known = usual or chunk_index.unsupported_reason(dataset) is None
+                columns = chunk_index.columns_of(dataset) if known and properties.equal(like) else None
         if columns is None:
             external_files(h5py.Dataset(found), group.file, full, allowed=False)
-            self._places = None
+            self._places = {}
         self._lengths.append(length)
         self._counts.append(len(columns[0]) if columns else 0)
         self._chunks.extend(chunk)
-        for places, each in zip(self._places or (), columns or (), strict=False):
+        for places, each in zip(self._places.values(), columns or (), strict=False):
             places.extend(each)
 
     def columns(self, entries: Indices) -> Columns:
@@ -370,8 +406,7 @@ class _Places:
         ends = np.cumsum(found["counts"])
         begins = np.cumsum(every)[entries] - ends
         numbers = np.arange(ends[-1]) + np.repeat(begins, found["counts"])
-        places = {} if self._places is None else self._places._asdict()
-        return found | {name: np.array(each)[numbers] for name, each in places.items()}
+        return found | {name: np.array(each)[numbers] for name, each in self._places.items()}
 
 
 def _refuse_link(group: OpenGroup, within: Any, name: bytes, full: str, *, checked: bool = False) -> None:
@@ -381,19 +416,7 @@ def _refuse_link(group: OpenGroup, within: Any, name: bytes, full: str, *, check
         refuse_external_link(group.file, full)
 
 
-def _inspect_sample(group: OpenGroup, name: str, field: Field) -> StoredDataset:
-    """Describe a dataset that is one sample, of any number of axes, as `inspect_dataset` describes many samples."""
-    node: Any = group.node(name)
-    dtype, shape = getattr(node, "dtype", np.dtype(object)), getattr(node, "shape", None)
-    if shape is None or shape[:1] not in ((), (0,)) or not field.takes(dtype):
-        return group.inspect_dataset(name, cast=field.dtype is not None)
-    external_files(node, group.file, name, allowed=False)
-    offset = node.id.get_offset() if in_one_file(node) and has_numpy_layout(node) else None
-    slow = "it is not contiguous" if offset is None else None
-    return StoredDataset(group.path, name, shape, dtype, 0, FieldSpec(shape, dtype), offset, slow=slow)
-
-
-def _field(group: OpenGroup, key: str, name: str, request: PartRequest, columns: Columns) -> StoredField:
+def _field(group: _Root, key: str, name: str, request: PartRequest, columns: Columns) -> StoredField:
     where, path, field = f"fields.{key}", group.path, request.fields[key]
     names, lacking = columns["names"], columns["lacking"]
     having = np.delete(names, lacking)
@@ -402,7 +425,7 @@ def _field(group: OpenGroup, key: str, name: str, request: PartRequest, columns:
         if field.attr and values.dtype.kind in "iu":  # the enumeration of the first sample names the values of all
             full = in_group(name, having, 0)
             values = values.astype(value_of(group.node(full or "/").id, field, path, full).dtype)
-        return kept_field(path, label, values, field, where=where, names=names, lacking=lacking)
+        return kept_field(in_memory(path, label, values, names=names), field, where, lacking)
     names = names.copy()
     names[lacking] = having[0]
     if field.decode:
@@ -416,8 +439,7 @@ def _field(group: OpenGroup, key: str, name: str, request: PartRequest, columns:
     stored = sequences.values
     native = stored.dtype.newbyteorder("=")
     first = dataclasses.replace(_coded_alike(group, name, names), name=name)
-    numbering, row = numbered_row(first, field, dataclasses.replace(stored.spec, dtype=native), stored, where)
-    spec = delivered_spec(field, row, where)
+    numbering, spec = numbered_spec(first, field, dataclasses.replace(stored.spec, dtype=native), stored, where)
     converted = (numbering and numbering.targets) or spec.dtype != stored.spec.dtype
     conversion = Conversion(stored, numbering=numbering, null=field.null) if converted else None
     return StoredField(sequences if stored.shape[1:] else stored, spec, conversion=conversion)
@@ -440,16 +462,18 @@ def _coded_alike(group: OpenGroup, name: str, names: Any) -> Coded:
 
 
 def with_lengths(parts: list[StoredPart], request: PartRequest) -> list[StoredPart]:
+    fields = [dict(part.fields) for part in parts]
     for key, field in request.fields.items() if parts[0].names is not None else ():
-        found = list(filter(None, (part.fields[key].sequences for part in parts)))
+        found = list(filter(None, (own[key].sequences for own in fields)))
         lengths = np.unique(np.concatenate([each.lengths for each in found] or [np.ones(1, np.int64)]))
         uneven = len(found) == len(parts) and (len(lengths) > 1 or not lengths[0])
-        asked = any(getattr(field, each) != getattr(Field, each) for each in VARIABLE) and not field.decode
-        for number, part in enumerate(parts):
-            plain = {key: dataclasses.replace(part.fields[key], stored=part.fields[key].values)} if found else {}
-            fields = _padded(part, key, request) if uneven or asked else plain
-            parts[number] = dataclasses.replace(part, fields={**part.fields, **fields})
-    return parts
+        padded = uneven or (changed(field, VARIABLE) and not field.decode)
+        for part, own in zip(parts, fields, strict=True):
+            if padded:
+                own.update(_padded(part, key, request))
+            elif found:
+                own[key] = dataclasses.replace(own[key], stored=own[key].values)
+    return [dataclasses.replace(part, fields=own) for part, own in zip(parts, fields, strict=True)]
 
 
 def _padded(part: StoredPart, key: str, request: PartRequest) -> dict[str, StoredField]:
@@ -464,10 +488,10 @@ def _padded(part: StoredPart, key: str, request: PartRequest) -> dict[str, Store
 
 
 def _as_one(
-    group: OpenGroup, name: str, field: Field, layout: str | None, *, names: Array, columns: Columns
+    group: _Root, name: str, field: Field, layout: str | None, *, names: Array, columns: Columns
 ) -> encoded.StoredSequences:
     path, lengths, counts = group.path, columns["lengths"], columns["counts"]
-    first = _inspect_sample(group, in_group(name, names, int(lengths.argmax())), field)
+    first = group.sample(in_group(name, names, int(lengths.argmax())), field)
     shape = (len(names), *first.shape)
     _, channel = axes(None if layout is None else f"N{layout}", shape, f"{path}:/{name}")
     sample, chunks = list(first.shape), columns["chunks"].reshape(len(names), -1)
@@ -482,21 +506,10 @@ def _as_one(
     sequences = encoded.StoredSequences(stored, None, references, first.dtype, FieldSpec(shape[1:], dtype), chunks)
     readable = first.offset is not None or first.index is not None or not ends[-1]
     if "offsets" in columns and readable and ((lengths != lengths[0]).any() or (chunks == chunks[0]).all()):
-        places = ChunkColumns(*(columns[each] for each in ChunkColumns._fields))
+        places = chunk_index.Columns(*(columns[each] for each in chunk_index.Columns._fields))
         plain = FilterPipeline((), first.nbytes)
         one = first.index or ChunkIndex(first.shape, (1,) * len(first.shape), *places, plain, 0)
         index = ChunkIndex((1, *one.shape), (len(names), *one.grid), *places, one.filters, one.fill)
-        _check_inside(group, name, names, index, ends)
         return dataclasses.replace(sequences, values=dataclasses.replace(stored, index=index))
     slow = first.slow or "its samples store it in different ways or in 4 GiB, or a library that decodes it is missing"
     return dataclasses.replace(sequences, values=dataclasses.replace(stored, slow=slow))
-
-
-def _check_inside(group: OpenGroup, name: str, names: Array, index: ChunkIndex, ends: Indices) -> None:
-    head = group.file.userblock_size
-    end = identity_of(group.file).size
-    outside = (index.offsets >= 0) & ((index.offsets <= head) | (index.offsets + index.sizes > end))
-    if outside.any():
-        full = in_group(name, names, int(np.searchsorted(ends, outside.argmax(), side="right")))
-        what = f"lies at byte {index.offsets[outside.argmax()]}, where it cannot be; the file is damaged: restore it"
-        raise CorruptError(what, **context_of(group.path, full))

@@ -16,14 +16,13 @@ from lit_async_data.errors import AsyncDataError, ConfigError, CorruptError, For
 from lit_async_data.options import whole
 from lit_async_data.order.chunk_order import ChunkRun, runs_of
 from lit_async_data.order.permutation import Indices
-from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.contract.checks import refuse_flags
 from lit_async_data.sources.files.files import LOCAL, Files
 from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.hdf5.index.index import IndexCache
 from lit_async_data.sources.hdf5.parts import stored_field
-from lit_async_data.sources.hdf5.parts.stored_field import StoredField
-from lit_async_data.sources.hdf5.schema.categories import Coded, Conversion, as_texts, enumerated, find_coded, numbered
+from lit_async_data.sources.hdf5.parts.stored_field import Fields, StoredField
+from lit_async_data.sources.hdf5.schema.categories import Coded, as_texts, find_coded
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges, one_of_each, times_of
 from lit_async_data.sources.hdf5.schema.field import Field, chosen_groups
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset, in_group, member_of, members
@@ -48,57 +47,45 @@ log = logging.getLogger(__name__)
 class ChunkGrouping(NamedTuple):
     """Groups of samples that share chunks. ``runs``, ``spread`` and ``chunks_per_run`` are as in `StorageLayout`."""
 
+    key: str  # of the field whose chunks group the samples
     runs: tuple[ChunkRun, ...]
-    spread: float
-    chunks_per_run: int
-    max_slabs: int  # the largest number of stored chunks that the samples of one group read
+    spread: float = 1.0
+    chunks_per_run: int = 1
+    max_slabs: int = 1  # the largest number of stored chunks that the samples of one group read
 
 
-def grouping_key(part: StoredPart) -> str:
+def _grouping_key(part: StoredPart) -> str:
     """The largest compressed field with several samples per chunk and `MIN_SHARE`; else the largest field of a file."""
     sizes = {key: field.spec.nbytes * (field.values.kept is None) for key, field in part.fields.items()}
-    decoded = {
-        key: sizes[key]
-        for key, field in part.fields.items()
-        if field.values.filtered and field.values.chunk_rows > 1 and sizes[key] >= MIN_SHARE * max(sizes.values())
-    }
+    several = {key for key, field in part.fields.items() if field.values.filtered and field.values.chunk_rows > 1}
+    decoded = [key for key in sizes if key in several and sizes[key] >= MIN_SHARE * max(sizes.values())]
     return max(decoded or sizes, key=sizes.__getitem__)
 
 
-def group_samples(parts: Sequence[StoredPart], key: str) -> ChunkGrouping:
-    if parts[0].fields[key].patches:  # the patches of a volume
-        return ChunkGrouping(tuple(ChunkRun(part.anchors.count, part.anchors.count) for part in parts), 1.0, 1, 1)
-    if all(_is_plain(part, key) for part in parts):
-        runs = tuple(ChunkRun(part.rows, part.fields[key].values.chunk_rows) for part in parts)
-        return ChunkGrouping(runs, 1.0, 1, 1)
-    if not any(part.fields[key].values.filtered for part in parts):
+def group_samples(parts: Sequence[StoredPart]) -> ChunkGrouping:
+    key = _grouping_key(parts[0])
+    fields, counts = [part.fields[key] for part in parts], [part.anchors.count for part in parts]
+    if fields[0].patches:  # the patches of a volume
+        return ChunkGrouping(key, tuple(ChunkRun(count, count) for count in counts))
+    # Windows of other fields may exclude rows at either end.
+    every = not any(part.anchors.fingerprint(part.rows) for part in parts)
+    if every and all(field.regular and field.window.span == (0, 1) for field in fields):
+        return ChunkGrouping(key, tuple(map(ChunkRun, counts, (field.values.chunk_rows for field in fields))))
+    if not any(field.values.filtered for field in fields):
         # Nothing is decoded, so groups save nothing, and there may be very many chunks.
-        return ChunkGrouping((ChunkRun(sum(part.anchors.count for part in parts), 1),), 1.0, 1, 1)
+        return ChunkGrouping(key, (ChunkRun(sum(counts), 1),))
     alone = _grouping(parts, key, 1)
     reach = alone.max_slabs - 1
-    if alone.spread <= 1 + MAX_DECODED_TWICE or not reach:
-        return alone
-    return _grouping(parts, key, CHUNKS_PER_RUN * reach)
-
-
-def _is_plain(part: StoredPart, key: str) -> bool:
-    anchors, field = part.anchors, part.fields[key]
-    # Windows of other fields may exclude rows at either end.
-    all_rows = anchors.chosen is None and (anchors.first, anchors.stride, anchors.count) == (0, 1, part.rows)
-    return field.regular and field.window.span == (0, 1) and all_rows
+    few = not reach or alone.spread <= 1 + MAX_DECODED_TWICE
+    return alone if few else _grouping(parts, key, CHUNKS_PER_RUN * reach)
 
 
 def _grouping(parts: Sequence[StoredPart], key: str, chunks_per_run: int) -> ChunkGrouping:
-    runs: list[ChunkRun] = []
-    touched = distinct = max_slabs = 0
-    for part in parts:
-        if part.anchors.count:
-            counts, firsts, lasts = _grouped_extents(part, key, chunks_per_run)
-            runs += runs_of(counts)
-            each = lasts - firsts + 1
-            touched, distinct = touched + int(each.sum()), distinct + count_distinct(firsts, lasts)
-            max_slabs = max(max_slabs, int(each.max()))
-    return ChunkGrouping(tuple(runs), max(touched / distinct, 1.0), chunks_per_run, max_slabs)
+    extents = [_grouped_extents(part, key, chunks_per_run) for part in parts]
+    runs = tuple(run for counts, _, _ in extents for run in runs_of(counts))
+    touched = np.concatenate([lasts - firsts + 1 for _, firsts, lasts in extents])
+    distinct = sum(count_distinct(firsts, lasts) for _, firsts, lasts in extents)
+    return ChunkGrouping(key, runs, max(int(touched.sum()) / distinct, 1.0), chunks_per_run, int(touched.max()))
 
 
 def _grouped_extents(part: StoredPart, key: str, chunks_per_run: int) -> tuple[Indices, Indices, Indices]:
@@ -198,10 +185,6 @@ class StoredPart:
     @property
     def own_rows(self) -> Indices:
         return self.anchors.rows(np.arange(self.anchors.count))
-
-    @property
-    def own_episodes(self) -> Indices:
-        return self.episodes.number(self.own_rows)
 
     @property
     def episodes(self) -> Episodes:
@@ -307,19 +290,16 @@ class StoredPart:
 
     def column(self, name: str, files: Files, *, allow_external: bool) -> tuple[npt.NDArray[Any], Coded]:
         """The value of a dataset with one axis for each sample; None where a category is missing."""
-        where = f"{self.path}:/{name.strip('/')}"
-        with (
-            as_source_errors(where, "cannot be read", file=self.path, dataset=name),
-            open_h5py(self.path, files) as file,
-        ):
-            group = OpenGroup(file, self.path, self.group, IndexCache(None), allow_external, steps=self.steps)
+        at, path = f"{self.path}:/{name.strip('/')}", self.path
+        with as_source_errors(at, "cannot be read", file=path, dataset=name), open_h5py(path, files) as file:
+            group = OpenGroup(file, path, self.group, IndexCache(None), allow_external, steps=self.steps)
             coded = find_coded(group, group.name(name))
             values = one_of_each(group, f"/{coded.name.strip('/')}", self.rows)
         if h5py.check_string_dtype(values.dtype) is not None:
-            stored = StoredDataset(self.path, coded.name, values.shape, values.dtype, 0, FieldSpec((), values.dtype))
+            stored = StoredDataset(path, coded.name, values.shape, values.dtype, 0, FieldSpec((), values.dtype))
             values = np.array(as_texts(values.tolist(), stored), object)
         if coded.place or coded.mask is not None:
-            values = coded.texts(values, self.path)
+            values = coded.texts(values, path)
         return values[self.own_rows], coded
 
     def __str__(self) -> str:
@@ -356,10 +336,9 @@ class StoredPart:
 
 def inspect_file(path: str, request: PartRequest, cache: IndexCache) -> tuple[FileIdentity, list[StoredPart]]:
     with as_source_errors(path, "cannot be read", file=path), open_h5py(path, request.files) as file:
-        identity = identity_of(file)
         first = OpenGroup(file, path, "/", cache, request.allow_external)
         groups = chosen_groups(file, path, request.group, allow_external=request.allow_external)
-        return identity, [inspect_part(first.beside(group), request) for group in groups]
+        return identity_of(file), [inspect_part(first.beside(group), request) for group in groups]
 
 
 def inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
@@ -390,8 +369,8 @@ def inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
     for key, field in request.fields.items():
         if field.attr:
             name, _, value = _attribute(group, field)
-            label = f"{name.strip('/')}@{field.attr}"
-            fields[key] = kept_field(group.path, label, value[None], field, rows=rows, where=f"fields.{key}")
+            stored = stored_field.in_memory(group.path, f"{name.strip('/')}@{field.attr}", value[None], rows=rows)
+            fields[key] = stored_field.kept_field(stored, field, f"fields.{key}")
     lost = {key: of.sequences.lost for key, of in (fields | of_anchors).items() if of.sequences}
     outside = b"refers to a place outside of the file; restore the file"
     lacking = {key: Lacking(own, np.array([outside] * len(own))) for key, own in lost.items() if len(own)}
@@ -442,12 +421,9 @@ def _given_rows(group: OpenGroup, name: str | None) -> npt.NDArray[Any] | None:
     return member_of(dataset[...], member)
 
 
-def _inspect_fields(
-    group: OpenGroup, request: PartRequest
-) -> tuple[dict[str, dict[str, StoredField]], list[FormatError]]:
+def _inspect_fields(group: OpenGroup, request: PartRequest) -> tuple[dict[str, Fields], list[FormatError]]:
     """The fields with a value for each "row", "anchor" or "episode", and errors of empty fields."""
-    found = {each: dict[str, StoredField]() for each in ("row", "anchor", "episode")}
-    empty = list[FormatError]()
+    found, empty = {each: Fields() for each in ("row", "anchor", "episode")}, list[FormatError]()
     for key, field in request.fields.items():
         if field.attr:
             continue
@@ -469,7 +445,7 @@ def _inspect_fields(
     return found, empty
 
 
-def _anchored(fields: Mapping[str, StoredField]) -> tuple[int, dict[str, StoredField]]:
+def _anchored(fields: Mapping[str, StoredField]) -> tuple[int, Fields]:
     """The number of rows, and the fields that have them: all without seconds, if there are such; else the first."""
     own = [(key, field) for key, field in fields.items() if field.window.at is None and not field.window.edge]
     if not own:
@@ -503,36 +479,8 @@ def value_of(node: Any, field: Field, path: str, name: str) -> npt.NDArray[Any]:
     if isinstance(value, bytes | str):
         return np.array(value if isinstance(value, bytes) else value.encode(errors="surrogateescape"))
     if not values.size or not field.takes(dtype):
-        what = f"{where} holds {dtype} {shape}, not numbers, nor one text; leave it out"
-        raise FormatError(what, **context)
+        raise FormatError(f"{where} holds {dtype} {shape}, not numbers, nor one text; leave it out", **context)
     return values if value is None else values.reshape(())
-
-
-def kept_field(
-    path: str,
-    name: str,
-    values: npt.NDArray[Any],
-    field: Field,
-    *,
-    where: str,
-    rows: int | None = None,
-    names: Any = None,
-    lacking: Any = (),
-) -> StoredField:
-    """A field of values kept in memory: one for each row, or one for all ``rows``. Rows in ``lacking`` have none."""
-    native = values.dtype.newbyteorder("=")
-    shape, row = (rows or len(values), *values.shape[1:]), FieldSpec(values.shape[1:], native)
-    stored = StoredDataset(path, name, shape, native, 0, row, kept=values, names=names)
-    if native.kind == "S" or field.kind:
-        codes, row = numbered(values, field, stored, where)
-        codes[[*lacking]] = IGNORED
-        stored = dataclasses.replace(stored, dtype=codes.dtype, spec=row, kept=codes)
-        return stored_field.numbered_field(stored, field, where)
-    numbering, row = stored_field.numbered_row(Coded(name, enumerated(values.dtype)), field, stored.spec, stored, where)
-    spec = stored_field.delivered_spec(field, row, where)
-    convert = Conversion(stored, numbering=numbering)
-    kept = convert(values.astype(native), lambda: np.arange(len(values)), spec.dtype).astype(spec.dtype)
-    return StoredField(dataclasses.replace(stored, dtype=kept.dtype, spec=spec, kept=kept), spec)
 
 
 def _attribute(group: OpenGroup, field: Field) -> tuple[str, Any, npt.NDArray[Any]]:
@@ -634,15 +582,12 @@ def row_numbers(
     if name and numbers.dtype.names:
         names = ", ".join(f"{name}.{each}" for each in members(numbers.dtype))
         raise ConfigError(f"{where} holds records, so name a member of them: {names}", "rows")
-    kind = f"{numbers.dtype}, shape {numbers.shape}"
     if clock and numbers.dtype.kind in "iuf":
         numbers = clock.rows(numbers, where).astype(np.int64)
     if numbers.ndim != 1 or not numbers.size or numbers.dtype.kind not in "iub":
-        cure = "give row numbers: an array, or for several parts a mapping from each to an array"
-        cure = (
-            "if they are seconds, give rate=, the rows per second, or time=; else " * (numbers.dtype.kind == "f") + cure
-        )
-        raise ConfigError(f"{where} holds neither row numbers nor a mask, but {kind}; {cure}", "rows")
+        what = f"{where} holds neither row numbers nor a mask, but {numbers.dtype}, shape {numbers.shape}; "
+        what += "if they are seconds, give rate=, the rows per second, or time=; else " * (numbers.dtype.kind == "f")
+        raise ConfigError(f"{what}give row numbers: an array, or by part, a mapping from each to an array", "rows")
     if numbers.dtype.kind == "b":
         if len(numbers) != rows:
             raise ConfigError(f"{where} is a mask of {len(numbers)} values, but there are {rows} rows", "rows")
@@ -673,8 +618,9 @@ def _check_compatible(part: StoredPart, first: StoredPart, known: Mapping[str, F
         has = f"has the fields {', '.join(part.fields)}, but {where} has {', '.join(first.fields)}"
         raise FormatError(f"{part}: {has}; parts of one source must agree")
     for key, field in part.fields.items():
-        mine, other = (dataclasses.replace(each, narrow=None) for each in (field.spec, known[key]))
-        if mine == other and (mine.meanings == other.meanings or not contradict(mine.named, other.named)):
+        mine, other = field.spec, known[key]
+        alike = mine == other or dataclasses.replace(mine, narrow=other.narrow) == other
+        if alike and (mine.meanings == other.meanings or not contradict(mine.named, other.named)):
             continue
         one, two = (f"{'rows of ' * each.ragged}{each.dtype} {each.shape[each.ragged :]}" for each in (mine, other))
         cure = ""
@@ -683,6 +629,6 @@ def _check_compatible(part: StoredPart, first: StoredPart, known: Mapping[str, F
             every = list(dict.fromkeys([*other.named.values(), *mine.named.values()]))
             cure = f"; Field(…, classes={every}) numbers them by name" if every and not mine.texts else ""
         cure = "; give image_size to resize all images" if field.images else cure
-        alike = f"{'parts' if part.group != '/' else 'files'} of one source must agree{cure}"
-        what = f"{field.located}: has samples of {one}, but in {where} they are {two}; {alike}"
+        must = f"{'parts' if part.group != '/' else 'files'} of one source must agree{cure}"
+        what = f"{field.located}: has samples of {one}, but in {where} they are {two}; {must}"
         raise FormatError(what, file=part.path, dataset=field.located.name)

@@ -16,11 +16,10 @@ import numpy.typing as npt
 
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.errors import ConfigError, FormatError, MissingError, SourceError, few
-from lit_async_data.options import one_of, whole
+from lit_async_data.options import one_of
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.files.files import Files
-from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.hdf5.index.index import IndexCache
 from lit_async_data.sources.hdf5.parts.part import PartRequest, StoredPart, row_numbers
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
@@ -49,15 +48,10 @@ _log = logging.getLogger(__name__)
 
 class JoinedTable:
     def __init__(
-        self,
-        table: Any,
-        on: On | None,
-        unmatched: Unmatched,
-        filters: Any,
-        fields: Mapping[str, Field],
-        *,
-        files: Files,
+        self, table: Any, on: Any, unmatched: Unmatched, filters: Any, fields: Mapping[str, Field], *, files: Files
     ) -> None:
+        if on is None:
+            raise ConfigError("goes with on, which says whose rows they are: 'file', 'group', …; give both", "table")
         self._files = files
         one_of("unmatched", unmatched, get_args(Unmatched))
         self._column, self._what = _column_and_what(on)
@@ -102,14 +96,14 @@ class JoinedTable:
 
     def _ids(self, parts: Sequence[StoredPart]) -> list[Indices]:
         """The number of the id of each row, negative if it is empty."""
-        for stored in (part.fields[KEY].values for part in parts):
+        every = [part.fields[KEY].values for part in parts]
+        for stored in every:
             if stored.kept is None:
                 raise ConfigError(f"{stored} holds {stored.dtype}; name a dataset of ids: text or whole numbers", "on")
-        own: list[Indices] = [part.fields[KEY].values.kept for part in parts]
-        at = [(part, row) for part, each in zip(parts, own, strict=True) for row in np.flatnonzero(each < 0).tolist()]
+        at = [(each, row) for each in every for row in np.flatnonzero(each.kept < 0).tolist()]
         if at:
-            row, stored = at[0][1], at[0][0].fields[KEY].values
-            skipped = self._skip and len(at) < sum(map(len, own))
+            stored, row = at[0]
+            skipped = self._skip and len(at) < sum(len(each.kept) for each in every)
             what = "no id" + f", as in {len(at)} rows in all" * (len(at) > 1)
             what += "; write it" * (not skipped)
             what += ", or set unmatched='skip' to leave such samples out" * (not self._skip)
@@ -117,7 +111,7 @@ class JoinedTable:
             if not skipped:
                 raise error
             _log.warning("%s; their samples are left out", error)
-        return own
+        return [each.kept for each in every]
 
     def _rows_of(self, units: Mapping[str, Sequence[str]]) -> Indices:
         """The row of the table for each unit, a file, group or id, by any of its names; −1 if there is none."""
@@ -139,11 +133,10 @@ class JoinedTable:
                 raise origin.error(f"{away}, and no other has one; change filters", column=self._column)
             _log.info("%s: %s", origin.name, away)
             lost = [unit for unit in lost if unit not in filtered]
-        own = {unit: [name for name in units[unit] if counts[name] == 1] or [unit] for unit in lost}
-        what = f"{len(lost)} {of} have no row"
-        what += f": {few([quoted(own[unit][-1]) for unit in lost])}" if lost else ""
         left = f"{len(unused)} of its rows have no samples: {few(list(map(quoted, unused)))}" if unused else ""
-        if lost or not units:
+        if lost:
+            own = {unit: [name for name in units[unit] if counts[name] == 1] or [unit] for unit in lost}
+            what = f"{len(lost)} {of} have no row: {few([quoted(own[unit][-1]) for unit in lost])}"
             others = {text.lstrip("0") for text in texts if text not in counts}
             near = others & {name.lstrip("0") for unit in lost for name in units[unit]}
             zeros = " (ids are compared as text: 0012 is not 12)" if near else ""
@@ -154,9 +147,8 @@ class JoinedTable:
                 cure = f"{quoted(name)} is the name of {counts[name]} of them; write {own[unit][-1]}"
             if several or not self._skip or len(lost) == len(units):
                 raise origin.error(f"{what}; {cure}", column=self._column)
-        if lost:
             _log.warning("%s: %s; their samples are left out%s", origin.name, what, left and f"; {left}")
-        elif unused:
+        elif left:
             _log.info("%s: %s", origin.name, left)
         return np.array([rows.get(unit, -1) for unit in units], np.int64)
 
@@ -167,8 +159,7 @@ class JoinedTable:
         self._reader.select(used)
         self.labels = {key: _labels_of(field, self._table, whole) for key, field in self.fields.items()}
         dropped = np.concatenate([np.empty(0, np.int64), *(labels.dropped for labels in self.labels.values())])
-        kept = np.isin(rows, np.delete(used, dropped))
-        return np.where(kept, np.searchsorted(used, rows), -1)
+        return np.where(np.isin(rows, np.delete(used, dropped)), np.searchsorted(used, rows), -1)
 
     def _joined(self, part: StoredPart, rows: Indices, order: Sequence[str]) -> StoredPart:
         fields = {key: field for key, field in part.fields.items() if key != KEY}
@@ -181,8 +172,7 @@ class JoinedTable:
         return dataclasses.replace(part, fields={key: fields[key] for key in [*order, *fields]}, table_rows=rows)
 
     def column(self, name: str, parts: Sequence[StoredPart]) -> npt.NDArray[Any] | None:
-        table = self._find(name)
-        if table is None:
+        if (table := self._find(name)) is None:
             return None
         self._refuse_both(name, parts[0])
         if isinstance(table.array(name), EmbeddedFiles):
@@ -196,18 +186,6 @@ class JoinedTable:
             if group.node(group.name(name)) is not None:
                 what = f"{part}: {name!r} is a dataset, and a column of {self._table.origin.name}; rename the column"
                 raise ConfigError(what, file=part.path, dataset=name)
-
-
-def warn_of_channels_last(spec: BatchSpec, request: PartRequest) -> None:
-    right = "NHWC" if request.sample == "row" else "HWC"
-    for key, field in spec.items():
-        images = field.dtype == np.uint8 and len(field.shape) == 3 and field.shape[2] in (3, 4)
-        if images and min(field.shape[:2]) > 4 and "C" in request.layouts.get(key, "C"):
-            _log.warning(
-                "%s: samples of shape %s look like images with the channels last; layout={%r: %r} puts channels first, "
-                "and letters without a C leave the axes as they are",
-                *(key, field.shape, key, right),
-            )
 
 
 def _column_and_what(on: Any) -> tuple[str, str | Field]:
@@ -236,39 +214,18 @@ def _labels_of(field: Field, table: Table, whole: Table) -> Labels:
     return labels.cast(dtype, lambda row, what: table.origin.error(what, row=row, column=field.dataset))
 
 
-def check_distinct(files: Mapping[str, FileIdentity]) -> None:
-    seen: dict[tuple[int, int], str] = {}
-    for path, identity in files.items():
-        other = seen.setdefault((identity.device, identity.inode), path)
-        if other != path:
-            what = "are the same file, whose samples would count twice; give one of them"
-            raise ConfigError(f"{other} and {path} {what}", "path")
-
-
-def checked_stride(stride: Any, rows: object) -> int:
-    if stride is None:
-        return 1
-    if rows is not None:
-        what = "cannot be combined with rows, which already place the samples; give one of the two"
-        raise ConfigError(what, "stride")
-    return whole("stride", stride, 1, 2**53)
-
-
 def select_rows(parts: Sequence[StoredPart], rows: Any, every: Sequence[StoredPart]) -> list[StoredPart]:
     """The parts with samples at chosen rows. In a list by part, ``every`` part has an entry, also an empty one."""
     names = _names_of(every)
     by_part = _by_part(rows, names)
     if by_part is not None:
-        own = [by_part.pop(str(part), ()) for part in parts]
+        own = [(part, by_part.pop(str(part), ())) for part in parts]
         if wrong := next((name for name, of in by_part.items() if np.size(of)), ""):
             raise ConfigError(f"{wrong} has no rows to choose; leave it out", "rows")
-        chosen = [
-            row_numbers(of, part.rows, f"for {part}: it", none=True, clock=part.clock)
-            for of, part in zip(own, parts, strict=True)
-        ]
-        if not any(map(len, chosen)):
+        found = [(part, row_numbers(of, part.rows, f"for {part}: it", none=True, clock=part.clock)) for part, of in own]
+        if not any(len(each) for _, each in found):
             raise ConfigError("they choose no row of any part; choose some", "rows")
-        return [part.at(each) for part, each in zip(parts, chosen, strict=True)]
+        return [part.at(each) for part, each in found]
     try:
         return _selected(parts, rows)
     except ConfigError as error:
@@ -309,7 +266,7 @@ def _by_part(rows: Any, names: Mapping[str, str]) -> dict[str, Any] | None:
     """The rows of each part, or None if they are not given by part."""
     every = list(dict.fromkeys(names.values()))
     if isinstance(rows, Mapping):
-        found = [names.get(str(key), names.get(str(key).strip("/"), "")) for key in rows]
+        found, given = [names.get(str(key), names.get(str(key).strip("/"), "")) for key in rows], list(rows.values())
         for number, (key, part) in enumerate(zip(rows, found, strict=True)):
             if not part or part in found[:number]:
                 what = "is the end of no part, or of several" if not part else "names a part that another key names"
@@ -318,42 +275,44 @@ def _by_part(rows: Any, names: Mapping[str, str]) -> dict[str, Any] | None:
         if len(rows) != (count := len(every)):
             what = f"a list for {len(rows)} parts, but there are {count}; give an array for each, empty for none"
             raise ConfigError(f"{what}: {few(every, NAMED)}", "rows")
-        found = every
+        found, given = every, list(rows)
     else:
         return None
-    given = rows.values() if isinstance(rows, Mapping) else rows
     return {part: () if of is None else of for part, of in zip(found, given, strict=True)}
 
 
-def log_warnings(parts: Sequence[StoredPart]) -> None:
-    part = parts[0]
+def log_warnings(parts: Sequence[StoredPart], spec: BatchSpec, request: PartRequest) -> None:
+    part, right = parts[0], "NHWC" if request.sample == "row" else "HWC"
+    for key, each in spec.items():
+        images = each.dtype == np.uint8 and len(each.shape) == 3 and each.shape[2] in (3, 4)
+        if images and min(each.shape[:2]) > 4 and "C" in request.layouts.get(key, "C"):
+            layout = f"layout={{{key!r}: {right!r}}} puts channels first, and letters without a C leave the axes so"
+            _log.warning("%s: samples of shape %s look like images with the channels last; %s", key, each.shape, layout)
     key, first = next(iter(part.fields.items()))
     if (n := first.window.span[0]) > 1 and not first.window.axis:  # an input, rarely ahead of the target
         _log.warning("%s: window=%d is a single row, %d rows ahead; window=(0, %d) is %d rows", key, n, n, n, n)
     fields = [each for field in part.fields.values() for each in field.channels or (field,)]
-    slow = {str(field.values): field.values.slow for field in fields if field.values.slow}
-    for name, reason in slow.items():
+    for name, reason in {str(field.values): field.values.slow for field in fields if field.values.slow}.items():
         _log.warning("%s: is read by h5py, one thread at a time: %s", name, reason)
     windows = ((f"{part}: {key}", field.window) for part in parts for key, field in part.fields.items())
     doubts = (f"{of}: {each.doubt}" for of, each in windows if isinstance(each, TimedWindow) and each.doubt)
     if doubt := next(doubts, ""):
         _log.warning("%s", doubt)
-    packed = {str(field.located): ", ".join(field.packed) for field in fields if field.packed}
-    for name, listed in packed.items():
+    for name, listed in {str(field.located): ", ".join(field.packed) for field in fields if field.packed}.items():
         _log.warning("%s: has %s, but values come as stored; Field(mask_and_scale=True) applies it", name, listed)
 
 
 def with_longest(parts: Sequence[StoredPart]) -> list[StoredPart]:
     """The parts, with samples of variable length padded to the longest sample of all parts."""
-    padded = list[StoredPart]()
-    for part in parts:
+    lengths = [(key, field.spec.shape[0]) for part in parts for key, field in part.fields.items() if field.spec.ragged]
+    longest, padded = dict(sorted(lengths)), list(parts)  # of each key, the last counts
+    for number, part in enumerate(parts if longest else ()):
         fields = dict(part.fields)
         for key, field in fields.items():
             if field.spec.ragged:
-                longest = max(each.fields[key].spec.shape[0] for each in parts if key in each.fields)
-                spec = dataclasses.replace(field.spec, shape=(longest, *field.spec.shape[1:]))
+                spec = dataclasses.replace(field.spec, shape=(longest[key], *field.spec.shape[1:]))
                 fields[key] = dataclasses.replace(field, spec=spec)
-        padded.append(dataclasses.replace(part, fields=fields))
+        padded[number] = dataclasses.replace(part, fields=fields)
     return padded
 
 
@@ -423,13 +382,10 @@ def warn_of_lacking(parts: Sequence[StoredPart], name: str) -> None:
 
 
 def without(parts: Sequence[StoredPart], exclude: Exclude, name: str) -> list[StoredPart]:
-    rows = [part.own_rows for part in parts]
-    stored = [
-        StoredSamples(part.path, part.group, part.rows, own, part.names) for part, own in zip(parts, rows, strict=True)
-    ]
-    kept = np.split(kept_samples(exclude, stored, name), np.cumsum([len(own) for own in rows])[:-1])
-    masked = [each for each in zip(parts, rows, kept, strict=True) if each[2].any()]
-    return [part if mask.all() else part.at(own[mask]) for part, own, mask in masked]
+    stored = [StoredSamples(each.path, each.group, each.rows, each.own_rows, each.names) for each in parts]
+    kept = np.split(kept_samples(exclude, stored, name), np.cumsum([len(each.row_of) for each in stored])[:-1])
+    masked = [each for each in zip(parts, stored, kept, strict=True) if each[2].any()]
+    return [part if mask.all() else part.at(own.row_of[mask]) for part, own, mask in masked]
 
 
 def check_null(parts: Sequence[StoredPart], fields: Mapping[str, Field]) -> None:
@@ -457,7 +413,7 @@ def named_alike(parts: Sequence[StoredPart]) -> list[StoredPart]:
         if kind != "text":
             note_names(str(field.located), names)
             common[key] = in_order(map(trim, names))
-    return [renamed(part, common) for part in parts]
+    return [renamed(part, common) for part in parts] if common else list(parts)
 
 
 def renamed(part: StoredPart, names: Mapping[str, Sequence[str]], cure: str = "") -> StoredPart:
@@ -502,8 +458,9 @@ def _with_values(part: StoredPart) -> StoredPart:
         lacks = missing[own if len(missing) > 1 else np.zeros_like(own)]
         if lacks.any() and field.text and field.text.null == "error":
             every = np.unique(own[lacks]).tolist()
-            listed = f"row{'s' * (len(every) > 1)} {few(every)}"
-            what = f"no text in {listed}; write it, or set null='ignore' (−100) or null='drop'"
+            what = (
+                f"no text in row{'s' * (len(every) > 1)} {few(every)}; write it, or set null='ignore' (−100) or 'drop'"
+            )
             place = str(field.located) if part.names is None else field.values.at(every[0])
             where = {"file": part.path, "dataset": field.values.dataset(every[0]), "row": every[0]}
             raise FormatError(what, place=place, **where)

@@ -9,29 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from lit_async_data.batch.spec import FieldSpec, length_key, mask_key
+from lit_async_data.batch.spec import Array, FieldSpec, length_key, mask_key
 from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.hdf5.schema import encoded
-from lit_async_data.sources.hdf5.schema.categories import (
-    PACKING,
-    Coded,
-    Conversion,
-    Numbering,
-    Packing,
-    find_coded,
-    inspect_texts,
-    is_numbered,
-)
-from lit_async_data.sources.hdf5.schema.encoded import (
-    StoredImages,
-    StoredRanges,
-    StoredSequences,
-    episodes_of,
-    times_of,
-)
+from lit_async_data.order.weights import IGNORED
+from lit_async_data.sources.hdf5.schema import categories, encoded
+from lit_async_data.sources.hdf5.schema.categories import PACKING, Coded, Conversion, Numbering, Packing
+from lit_async_data.sources.hdf5.schema.encoded import StoredImages, StoredRanges, StoredSequences
 from lit_async_data.sources.hdf5.schema.field import ROWS, VARIABLE, Field, changed
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset
 from lit_async_data.sources.hdf5.schema.patches import POINTS, StoredPatches, elements_of, inspect_patches
@@ -42,8 +27,7 @@ from lit_async_data.sources.hdf5.storage.handles import path_of
 Kind = StoredDataset | StoredRanges | StoredSequences | StoredImages | StoredPatches
 # The largest size of a lookup table. One per file is kept in memory.
 TABLE_BYTES = 256 * 2**20
-LENGTH = FieldSpec((), np.dtype(np.int64))  # the field of lengths
-RANGES = {"csr": "sparse rows", "csc": "a sparse matrix", "variable": "samples of variable length"}
+SPARSE = {"csr": "sparse rows", "csc": "a sparse matrix"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -143,36 +127,36 @@ class StoredField:
         return self.steps.chunks(np.maximum(first, begins)), self.steps.chunks(np.minimum(last, begins + length - 1))
 
 
-def inspect_field(
-    group: OpenGroup, key: str, field: Field, layout: str | None, patches_per_volume: int | None = None
-) -> dict[str, StoredField]:
+Fields = dict[str, StoredField]
+
+
+def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None, drawn: int | None = None) -> Fields:
     """A field by its key, with a field of the lengths of padded samples, of the mask of padding, of origins."""
     name, where = group.name(field.dataset), f"fields.{key}"
     if field.stacked:
-        found = [inspect_field(group, key, each, layout, patches_per_volume) for each in field.stacked]
-        return _stacked(key, layout, found)
+        return _stacked(key, layout, [inspect_field(group, key, each, layout, drawn) for each in field.stacked])
     if field.places:
-        return _patches(key, field, inspect_patches(group, field, layout, where, patches_per_volume))
+        return _patches(key, field, inspect_patches(group, field, layout, where, drawn))
     if field.decode:
         return _with_window(key, field, _inspect_images(group, key, field, layout))
     node = group.node(name)
     kind = encoded.encoding(node) if isinstance(node, h5py.Group) else ""
-    parts = encoded.delimited(group, field)
-    elements = encoded.element_type(node, field) if isinstance(node, h5py.Dataset) and not parts else None
-    if parts or elements is not None or kind in RANGES:
-        if layout is not None:
-            holds = RANGES.get(kind, RANGES["variable"])
-            raise ConfigError(f"{layout!r} for {key}: {group.path}:/{name.strip('/')} holds {holds}", "layout")
-        return _inspect_ranges(group, key, field, kind, parts or elements)
-    if is_numbered(group, name, field):
-        return _with_window(key, field, numbered_field(inspect_texts(group, name, field, layout, where), field, where))
+    ranges: encoded.Delimited | np.dtype[Any] | None = encoded.delimited(group, field)
+    if ranges is None and isinstance(node, h5py.Dataset):
+        ranges = encoded.element_type(node, field)
+    if ranges is not None or kind in SPARSE:
+        return _inspect_ranges(group, key, field, kind if ranges is None else ranges, layout=layout)
+    if categories.is_numbered(group, name, field):
+        texts = categories.inspect_texts(group, name, field, layout, where)
+        return _with_window(key, field, numbered_field(texts, field, where))
     return _with_window(key, field, _inspect_numbers(group, field, layout, where))
 
 
 def _inspect_numbers(group: OpenGroup, field: Field, layout: str | None, where: str) -> StoredField:
-    coded = find_coded(group, group.name(field.dataset))
-    _check_applicable(group, coded, field, where)
+    coded = categories.find_coded(group, group.name(field.dataset))
     looked_up = _looked_up(group, coded.name, field, layout, where)
+    for option in changed(field, VARIABLE):
+        raise ConfigError(f"{looked_up} holds no samples of variable length; leave it out", f"{where}.{option}")
     row = (looked_up.member or looked_up).spec
     if field.column is not None:
         row = _column_of(row, field.column, looked_up, where)
@@ -184,17 +168,9 @@ def _inspect_numbers(group: OpenGroup, field: Field, layout: str | None, where: 
     packing = _packing(dataset, field, where) if field.mask_and_scale else None
     native = ((stored.member or stored).dtype if table is None else table.dtype).newbyteorder("=")
     row = dataclasses.replace(row, dtype=packing.dtype if packing else native)
-    numbering, row = numbered_row(coded, field, row, stored, where)
-    conversion = Conversion(
-        stored,
-        column=field.column if table is None else None,
-        table=table,
-        packing=packing,
-        numbering=numbering,
-        mask=coded.mask,
-        null=field.null,
-    )
-    spec = delivered_spec(field, row, where)
+    numbering, spec = numbered_spec(coded, field, row, stored, where)
+    column = field.column if table is None else None
+    conversion = Conversion(stored, column, table, packing, numbering, coded.mask, field.null)
     # Windows are read in the stored type, single integers as int64.
     cast = spec.dtype != (stored.spec.dtype if field.rows is None else stored.dtype.newbyteorder("="))
     numbered = numbering is not None and bool(numbering.targets)
@@ -203,14 +179,6 @@ def _inspect_numbers(group: OpenGroup, field: Field, layout: str | None, where: 
     as_stored = not (packing or looked_up.member or coded.names)
     packed = tuple(name for name in PACKING if as_stored and name in dataset.attrs)
     return StoredField(stored, spec, conversion=conversion if converted else None, packed=packed)
-
-
-def _check_applicable(group: OpenGroup, coded: Coded, field: Field, where: str) -> None:
-    """Refuse options of samples of variable length for other samples."""
-    for option in changed(field, VARIABLE):
-        group.inspect_dataset(*group.split(coded.name))  # raises if the dataset is missing
-        what = f"{group.path}:/{coded.name.strip('/')} holds no samples of variable length; leave it out"
-        raise ConfigError(what, f"{where}.{option}")
 
 
 def _looked_up(group: OpenGroup, name: str, field: Field, layout: str | None, where: str) -> StoredDataset:
@@ -239,14 +207,13 @@ def _row_numbers(group: OpenGroup, name: str, where: str) -> StoredDataset:
     return stored
 
 
-def _lookup_table(group: OpenGroup, stored: StoredDataset, column: int | None, where: str) -> npt.NDArray[Any]:
+def _lookup_table(group: OpenGroup, stored: StoredDataset, column: int | None, where: str) -> Array:
     """A lookup table in memory. All groups of a file share it."""
     key = str(stored), column, stored.axis
     if key not in group.tables:
         if stored.nbytes > TABLE_BYTES:
-            what = f"{stored} takes {stored.nbytes:,} bytes, but a lookup table is kept in memory and may take"
-            cure = "store the values of each row as a dataset"
-            raise ConfigError(f"{what} {TABLE_BYTES:,} at most; {cure}", f"{where}.lookup")
+            what = f"{stored} has {stored.nbytes:,} bytes, but a lookup table, in memory, has {TABLE_BYTES:,} at most"
+            raise ConfigError(f"{what}; store the values of each row as a dataset", f"{where}.lookup")
         table = group.whole(f"/{stored.name.strip('/')}", "")
         values = np.moveaxis(stored.member.of(table[...]) if stored.member else table[...], stored.axis, 0)
         values = values if column is None else values[:, column]
@@ -270,13 +237,13 @@ def _packing(dataset: h5py.Dataset, field: Field, where: str) -> Packing:
     return packing
 
 
-def numbered_row(
+def numbered_spec(
     coded: Coded, field: Field, row: FieldSpec, stored: StoredDataset, where: str
 ) -> tuple[Numbering | None, FieldSpec]:
-    """The numbering of whole numbers, None for other values; and the delivered row."""
+    """The numbering of whole numbers, None for other values; and the field in a batch."""
     if row.dtype.kind not in "iub":
         if field.classes is None:
-            return None, row
+            return None, delivered_spec(field, row, where)
         if field.dtype is None or np.dtype(field.dtype).kind not in "iu":
             what = f"{stored} holds {row.dtype}, not classes; if these are whole numbers, give dtype='int64' too"
             raise ConfigError(what, f"{where}.classes")
@@ -288,10 +255,11 @@ def numbered_row(
     largest = len(numbering.classes) - 1 if whole else max(numbering.targets.values(), default=0)
     dtype = row.dtype if largest <= most and (least < 0 or not ignored) else np.dtype(np.int64)
     meanings = () if numbering.classes else tuple(sorted(numbering.names.items()))
-    return numbering, dataclasses.replace(row, dtype=dtype, classes=numbering.classes, meanings=meanings)
+    row = dataclasses.replace(row, dtype=dtype, classes=numbering.classes, meanings=meanings)
+    return numbering, delivered_spec(field, row, where)
 
 
-def _stacked(key: str, layout: str | None, found: list[dict[str, StoredField]]) -> dict[str, StoredField]:
+def _stacked(key: str, layout: str | None, found: list[Fields]) -> Fields:
     fields = [each[key] for each in found]
     first, axis = fields[0], int(fields[0].window.axis)
     for each in fields:
@@ -304,15 +272,13 @@ def _stacked(key: str, layout: str | None, found: list[dict[str, StoredField]]) 
             has = f"{each.located} has {mine}, but {first.located} has {other}"
             what = f"fields.{key}: {has}; channels must be alike, in type too, which dtype= chooses"
             raise FormatError(what, file=each.located.path, dataset=each.located.name)
-    shape = first.spec.shape
     narrow = first.spec.narrow if len({each.spec.narrow for each in fields}) == 1 else None
-    shape = (*shape[:axis], len(fields), *shape[axis:])
+    shape = (*first.spec.shape[:axis], len(fields), *first.spec.shape[axis:])
     spec = dataclasses.replace(first.spec, shape=shape, narrow=narrow, classes=(), meanings=())
     spec = dataclasses.replace(spec, channel=0, lead=0) if first.patches else spec
     # The (compressed) field with the largest chunks stands for all channels when samples are grouped by chunks.
     most = max(fields, key=lambda each: (each.values.filtered, each.values.chunk_rows))
-    stacked = dataclasses.replace(most, spec=spec, conversion=None, packed=(), channels=tuple(fields))
-    return {**found[0], key: stacked}
+    return {**found[0], key: dataclasses.replace(most, spec=spec, conversion=None, packed=(), channels=tuple(fields))}
 
 
 def numbered_field(stored: StoredDataset, field: Field, where: str) -> StoredField:
@@ -330,7 +296,7 @@ def _inspect_images(group: OpenGroup, key: str, field: Field, layout: str | None
     return StoredField(images, spec)
 
 
-def _patches(key: str, field: Field, stored: StoredPatches) -> dict[str, StoredField]:
+def _patches(key: str, field: Field, stored: StoredPatches) -> Fields:
     spec = delivered_spec(field, stored.spec, f"fields.{key}")
     cast = Conversion(stored) if spec.dtype != stored.spec.dtype else None
     place: Any = "points" if field.points else "origin"
@@ -343,12 +309,11 @@ def _patches(key: str, field: Field, stored: StoredPatches) -> dict[str, StoredF
     return found
 
 
-def _with_window(key: str, field: Field, of_key: StoredField) -> dict[str, StoredField]:
-    whole, edge = Episodes.whole(of_key.rows), field.per == "edge"
+def _with_window(key: str, field: Field, of_key: StoredField) -> Fields:
+    whole, edge, backward = Episodes.whole(of_key.rows), field.per == "edge", field.direction == "backward"
     window = Window(field.steps, field.rows is not None, field.pad, whole, edge=edge)
     if field.seconds:
-        options: dict[str, Any] = {"backward": field.direction == "backward", "tolerance": field.tolerance}
-        window = TimedWindow(**vars(window), time=str(field.time), **options)
+        window = TimedWindow(**vars(window), time=str(field.time), backward=backward, tolerance=field.tolerance)
     spec = dataclasses.replace(of_key.spec, masked=bool(field.pad))
     found = {key: dataclasses.replace(of_key, spec=spec, window=window)}
     if field.pad:
@@ -358,36 +323,56 @@ def _with_window(key: str, field: Field, of_key: StoredField) -> dict[str, Store
 
 
 def _inspect_ranges(
-    group: OpenGroup, key: str, field: Field, kind: str, of: encoded.Delimited | np.dtype[Any] | None
-) -> dict[str, StoredField]:
+    group: OpenGroup, key: str, field: Field, of: encoded.Delimited | np.dtype[Any] | str, *, layout: str | None
+) -> Fields:
     """A field of sparse rows, or of samples of variable length: ranges of a dataset, or elements in the global heap."""
-    name, of_kind = group.name(field.dataset), RANGES.get(kind, RANGES["variable"])
-    full = f"{group.path}:/{name.strip('/')}"
-    padding = VARIABLE if kind in ("csr", "csc") else ()
+    name, what = group.name(field.dataset), SPARSE[of] if isinstance(of, str) else "samples of variable length"
+    holds = f"{group.path}:/{name.strip('/')}, which holds {what}"
+    if layout is not None:
+        raise ConfigError(f"{layout!r} for {key} does not apply to {holds}; leave it out", "layout")
     rows = [name for name in ROWS[:3] if not isinstance(getattr(field, name), str) or name == "time"]
+    padding = VARIABLE if isinstance(of, str) else ()
     for option in changed(field, ("column", *rows, "lookup", "mask_and_scale", "classes", "kind", *padding)):
-        what = f"does not apply to {full}, which holds {of_kind}; leave it out"
-        raise ConfigError(what, f"fields.{key}.{option}")
-    if of is None:
-        return padded_fields(key, field, encoded.inspect_sparse(group, name, kind))
+        raise ConfigError(f"does not apply to {holds}; leave it out", f"fields.{key}.{option}")
+    if isinstance(of, str):
+        return padded_fields(key, field, encoded.inspect_sparse(group, name, of))
     if isinstance(of, encoded.Delimited):
         cast = field.dtype is not None
         return padded_fields(key, field, encoded.inspect_variable(group, of, most=field.max_length, cast=cast))
     return padded_fields(key, field, encoded.inspect_sequences(group, name, of, field.max_length))
 
 
-def padded_fields(key: str, field: Field, found: StoredRanges | StoredSequences) -> dict[str, StoredField]:
-    lengths = None if isinstance(found, StoredRanges) and found.columns else found.lengths
+def in_memory(path: str, name: str, values: Array, *, rows: int = 0, names: Any = None) -> StoredDataset:
+    """Values that are kept in memory: one for each row, or one for all ``rows``."""
+    native = values.dtype.newbyteorder("=")
+    shape, row = (rows or len(values), *values.shape[1:]), FieldSpec(values.shape[1:], native)
+    return StoredDataset(path, name, shape, native, 0, row, kept=values, names=names)
+
+
+def kept_field(stored: StoredDataset, field: Field, where: str, lacking: Any = ()) -> StoredField:
+    """A field of values that are kept in memory. Rows in ``lacking`` have none."""
+    values = stored.kept
+    if values.dtype.kind == "S" or field.kind:
+        codes, row = categories.numbered(values, field, stored, where)
+        codes[[*lacking]] = IGNORED
+        return numbered_field(dataclasses.replace(stored, dtype=codes.dtype, spec=row, kept=codes), field, where)
+    coded = Coded(stored.name, categories.enumerated(values.dtype))
+    numbering, spec = numbered_spec(coded, field, stored.spec, stored, where)
+    convert = Conversion(stored, numbering=numbering)
+    kept = convert(values.astype(stored.dtype), lambda: np.arange(len(values)), spec.dtype).astype(spec.dtype)
+    return StoredField(dataclasses.replace(stored, dtype=kept.dtype, spec=spec, kept=kept), spec)
+
+
+def padded_fields(key: str, field: Field, found: StoredRanges | StoredSequences) -> Fields:
     spec = delivered_spec(field, found.spec, f"fields.{key}")
-    if lengths is not None:
-        spec = dataclasses.replace(spec, padded=field.pad_side)
-    made = StoredField(found, spec, fill=field.fill)
-    conversion = Conversion(made.located) if spec.dtype != found.spec.dtype else None
-    fields = {key: dataclasses.replace(made, conversion=conversion)}
-    if lengths is not None:
-        of = made.located.path, made.located.name, lengths.shape, LENGTH.dtype, 0, LENGTH
-        fields[length_key(key)] = StoredField(StoredDataset(*of, kept=lengths, names=made.located.names), LENGTH)
-    return fields
+    of = found if isinstance(found, StoredRanges) else found.values
+    conversion = Conversion(of) if spec.dtype != found.spec.dtype else None
+    if isinstance(found, StoredRanges) and found.columns:
+        return {key: StoredField(found, spec, conversion=conversion)}
+    spec = dataclasses.replace(spec, padded=field.pad_side)
+    lengths = in_memory(of.path, of.name, found.lengths, names=of.names)
+    made = StoredField(found, spec, conversion=conversion, fill=field.fill)
+    return {key: made, length_key(key): StoredField(lengths, lengths.spec)}
 
 
 def delivered_spec(field: Field, row: FieldSpec, where: str) -> FieldSpec:
@@ -403,14 +388,12 @@ def delivered_spec(field: Field, row: FieldSpec, where: str) -> FieldSpec:
         if dtype.kind == "c" and to.kind != "c":
             raise ConfigError(f"{to} cannot hold complex numbers; give a complex type", f"{where}.dtype")
     if not _holds(to, field.fill):
-        what = f"{field.fill!r} is not a value of {to}; give another dtype, or another value"
-        raise ConfigError(what, f"{where}.fill")
+        raise ConfigError(f"{field.fill!r} is not a value of {to}; give another dtype or value", f"{where}.fill")
     # Only if no value can be lost, since a cast on the device is not checked.
     narrows = dtype.itemsize < to.itemsize and np.can_cast(dtype, to, "safe") and _holds(dtype, field.fill)
     narrow = dtype if narrows and field.dtype is not None else None
     concat = row.ragged and field.ragged == "concat"
-    shaped = dataclasses.replace(row, shape=shape, dtype=to, channel=channel, narrow=narrow)
-    return dataclasses.replace(shaped, lead=lead, concat=concat)
+    return dataclasses.replace(row, shape=shape, dtype=to, channel=channel, narrow=narrow, lead=lead, concat=concat)
 
 
 def _holds(dtype: np.dtype[Any], value: float) -> bool:
@@ -420,7 +403,7 @@ def _holds(dtype: np.dtype[Any], value: float) -> bool:
     return float(value).is_integer() and (limits.min <= value <= limits.max if limits else value in (0, 1))
 
 
-def at_same_places(fields: dict[str, StoredField]) -> dict[str, StoredField]:
+def at_same_places(fields: Fields) -> Fields:
     """The fields, all with patches, or all with blocks of points, at the same places; or without such fields."""
     every = [(key, each.located) for key, field in fields.items() for each in field.channels or (field,)]
     first: Any = next((stored for _, stored in every if isinstance(stored, StoredPatches)), None)
@@ -439,9 +422,7 @@ def at_same_places(fields: dict[str, StoredField]) -> dict[str, StoredField]:
     return fields
 
 
-def with_centres(
-    group: OpenGroup, fields: dict[str, StoredField], foreground: Mapping[str, Mapping[int, float]]
-) -> dict[str, StoredField]:
+def with_centres(group: OpenGroup, fields: Fields, foreground: Mapping[str, Mapping[int, float]]) -> Fields:
     for key, shares in foreground.items():
         field, patches = fields[key], fields[key].patches
         if patches is None or field.channels or patches.channel is not None or patches.values.dtype.kind not in "biu":
@@ -470,20 +451,18 @@ def steps_of(path: str, fields: Mapping[str, StoredField], axis: int | None) -> 
     return Steps(shape, shape, swapped=axis > 0)
 
 
-def named_episodes(
-    group: OpenGroup, fields: Mapping[str, Field], given: Any, rows: int
-) -> tuple[Episodes | None, npt.NDArray[Any] | None]:
+def named_episodes(group: OpenGroup, fields: Mapping[str, Field], given: Any, rows: int) -> tuple[Episodes | None, Any]:
     """The episodes of a part, and the id of each, or its number; no ids if a field or dataset has their name."""
     if given is None:
         return None, None
-    episodes, ids = episodes_of(group, given, rows)
+    episodes, ids = encoded.episodes_of(group, given, rows)
     named = "episode" in fields or isinstance(group.node(group.name("episode")), h5py.Dataset)
     return episodes, np.arange(len(episodes.begins)) if ids is None and not named else ids
 
 
 def placed(
-    group: OpenGroup, given: Mapping[str, Field], fields: dict[str, StoredField], rows: int, episodes: Episodes | None
-) -> dict[str, StoredField]:
+    group: OpenGroup, given: Mapping[str, Field], fields: Fields, rows: int, episodes: Episodes | None
+) -> Fields:
     """The fields with windows that keep to episodes, and know the times of rows and samples."""
     edges = (episodes or Episodes.whole(rows)).with_edges(apart=group.steps is not None)
     for located in (field.located for field in fields.values() if field.window.edge and not group.steps):
@@ -491,13 +470,23 @@ def placed(
             need = f"needs {count}, one more than rows in each part or episode, of {rows} rows in all"
             raise located.error(FormatError, f"has {located.rows} values, but per='edge' {need}")
     clock = _clock_of_samples([field for key, field in given.items() if key in fields])
-    read = functools.cache(functools.partial(times_of, group, episodes))
+    read = functools.cache(functools.partial(encoded.times_of, group, episodes))
     for field in given.values():
         if field.time and not field.seconds:
             read(field.time, rows)
-    borders = episodes, edges
-    change = functools.cache(functools.partial(_placed, read, clock, rows, borders))  # a mask shares its field's
-    return {key: each.changed("window", change) for key, each in fields.items()}
+
+    @functools.cache  # a mask shares its field's
+    def in_episodes(window: Window) -> Window:
+        if window.edge and episodes:
+            anchors = np.arange(rows)
+            at = anchors, anchors + (edges.begins - episodes.begins)[episodes.number(anchors)]
+            return dataclasses.replace(window, episodes=edges, at=at)
+        if isinstance(window, TimedWindow):
+            stored = read(window.time, int(window.episodes.ends[-1])), read(clock or window.time, rows)
+            return _timed(window, *stored, episodes)
+        return window if episodes is None else dataclasses.replace(window, episodes=episodes)
+
+    return {key: each.changed("window", in_episodes) for key, each in fields.items()}
 
 
 def _clock_of_samples(fields: Sequence[Field]) -> str | None:
@@ -512,23 +501,15 @@ def _clock_of_samples(fields: Sequence[Field]) -> str | None:
     return clock
 
 
-def _placed(
-    read: Callable[..., npt.NDArray[Any]], clock: str | None, rows: int, borders: Sequence[Any], window: Window
-) -> Window:
-    """A window in the episodes of its part, and with the times of its rows and of the anchors, which ``read`` gives."""
-    episodes, edges = borders  # with edges, each has one row more
-    if window.edge and episodes:
-        anchors = np.arange(rows)
-        at = anchors, anchors + (edges.begins - episodes.begins)[episodes.number(anchors)]
-        return dataclasses.replace(window, episodes=edges, at=at)
-    if not isinstance(window, TimedWindow):
-        return window if episodes is None else dataclasses.replace(window, episodes=episodes)
-    of, count = episodes or window.episodes, int(window.episodes.ends[-1])
+def _timed(window: TimedWindow, times: Array, own: Array, episodes: Episodes | None) -> Window:
+    """A window with the times of its rows, and of the anchors."""
+    of, count, rows = episodes or window.episodes, len(times), len(own)
     if episodes and (count != rows or (np.append(0, of.ends) != np.append(of.begins, rows)).any()):
         what = f"{window.time} has {count} times for {rows} rows; with episodes=, each row needs a time and an episode"
         raise ConfigError(f"{what}, or write a group or file for each episode", "episodes")
-    stored = read(window.time, count), read(clock or window.time, rows)
-    times, own = (each.astype(np.float64, copy=False) for each in stored)
+    # Far from 0, the times themselves are rounded, in float32 to more than a thousandth of the interval.
+    rounded = max(float(np.spacing(np.abs(each).max())) for each in (times, own))
+    times, own = (each.astype(np.float64, copy=False) for each in (times, own))
     number, intervals = of.number(np.arange(count)), np.diff(times)
     if (intervals <= 0).any():  # episodes that begin at 0 are put one after the other
         apart = number * (np.ptp(np.concatenate([times, own])) + 1)
@@ -536,7 +517,5 @@ def _placed(
     within = intervals[np.diff(number) == 0]
     interval = float(np.median(within)) if len(within) else 0.0
     limit = interval / (1 if window.backward else 2) if window.tolerance is None else window.tolerance
-    # Far from 0, the times themselves are rounded, in float32 to more than a thousandth of the interval.
-    rounded = max(float(np.spacing(np.abs(each).max())) for each in stored)
     slack = min(max(interval / 1000, rounded), interval / 4)
     return dataclasses.replace(window, episodes=of, times=times, anchor_times=own, slack=slack, tolerance=limit)

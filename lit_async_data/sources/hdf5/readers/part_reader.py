@@ -218,11 +218,10 @@ class PartReaders:
         identities: Mapping[str, FileIdentity],
         files: Files,
         grouping: ChunkGrouping,
-        grouping_key: str,
         *,
         mapped: bool,
     ) -> None:
-        self._stored, self._grouping, self._grouping_key = stored, grouping, grouping_key
+        self._stored, self._grouping, self._grouping_key = stored, grouping, grouping.key
         # The first sample of each part, and the end of the last.
         self.starts = np.cumsum([0] + [part.anchors.count for part in stored])
         external: dict[str, set[Any]] = {path: set() for path in identities}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.sources import oracle
 
-from lit_async_data import ChangedError, ConfigError, HDF5Source
+from lit_async_data import ConfigError, HDF5Source
 from lit_async_data.sources import local_files
 from lit_async_data.sources.hdf5.index import index
 from lit_async_data.sources.hdf5.index import index as index_cache
@@ -120,15 +120,6 @@ def test_an_index_that_fails_verification_is_not_cached(path, folder):
     age(path)
     HDF5Source(path, ["data"], cache_dir=folder).close()
     assert os.listdir(folder) == []
-
-
-def test_the_index_of_a_file_that_changes_meanwhile_is_not_cached(path, folder, monkeypatch):
-    once = index.columns_of
-    monkeypatch.setattr(index, "columns_of", lambda dataset: (once(dataset), age(path))[0])
-    source = HDF5Source(path, ["data"], cache_dir=folder)
-    assert os.listdir(folder) == []
-    with pytest.raises(ChangedError):
-        oracle.read(source, [0])
 
 
 @pytest.mark.parametrize("wrong", [True, b"x", ""])

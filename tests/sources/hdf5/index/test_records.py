@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.files.damage import LOCKED, ODD, STORED, VALUES, check_refused, key_of, made, patch, read_all
+from support.files.damage import LOCKED, ODD, VALUES, check_refused, key_of, made, patch, read_all
 from support.sources.oracle import read_from
 
 from lit_async_data import CorruptError, HDF5Source
@@ -56,7 +56,7 @@ def with_user_block(tmp_path):
 @pytest.mark.parametrize(
     ("place", "change", "said"),
     [
-        ((0, 3), lambda rows: rows[1, 3] + 1, r"chunk \(0, 0\): overlaps chunk \(4, 0\) at byte \d+"),
+        ((0, 3), lambda rows: rows[1, 3] + 1, r"chunk \(0, 0\): overlaps another chunk"),
         ((4, 3), lambda rows: 0, r"chunk \(16, 0\): begins in the head of the file \(\d+ bytes at byte 0\)"),
         ((4, 3), lambda rows: 2**62, r"chunk \(16, 0\): ends behind the \d+ bytes of the file; was it truncated"),
         ((4, 4), lambda rows: 2**32, r"chunk \(16, 0\): ends behind"),
@@ -104,14 +104,6 @@ def test_unusual_records_are_left_to_h5py(tmp_path, monkeypatch, column, change)
     assert (read(path, [3, 19]) == 0).all()
 
 
-def test_a_mask_of_all_ones_is_left_to_h5py(h5):
-    """Some writers mark unfiltered chunks so; libhdf5 ignores the bits beyond the filters."""
-    path, values = chunked(h5, compression="gzip")
-    with h5py.File(path, "r+") as file:
-        file["data"].id.write_direct_chunk((8, 0), values[8:12].tobytes(), filter_mask=2**32 - 1)
-    assert (read(path, np.arange(20)) == values).all()
-
-
 @pytest.mark.parametrize(("libver", "nbytes"), [("earliest", 40), ("earliest", 120), ("v110", 40)])
 @pytest.mark.parametrize(
     "options",
@@ -134,7 +126,9 @@ def test_an_uncompressed_chunk_of_the_wrong_size_is_damage(tmp_path, options, nb
         dataset = file.create_dataset("data", dtype="i4", chunks=(4, 6), **made)
         dataset.id.write_direct_chunk((8, 0), bytes(nbytes), filter_mask=mask)
         dataset[:8] = np.arange(48).reshape(8, 6)
-    with pytest.raises(CorruptError, match=rf"{path}:/data, chunk \(\d+, \d+\): .*(has the wrong size|overlaps chunk)"):
+    with pytest.raises(
+        CorruptError, match=rf"{path}:/data, chunk \(\d+, \d+\): .*(has the wrong size|overlaps another)"
+    ):
         HDF5Source(path, ["data"])
 
 
@@ -165,7 +159,7 @@ def test_an_index_that_libhdf5_cannot_list_is_damage(h5):
     ("column", "corner", "message"),
     [
         (0, 20, r", chunk \(20, 0\): is listed twice"),
-        (0, 2**63 // 5 * 5 + 5, r", chunk \(\d+, 0\): lies where no file reaches"),
+        (0, 2**63 // 5 * 5 + 5, ": has chunks that libhdf5 cannot list"),
     ],
 )
 def test_an_impossible_corner_is_damage_where_h5py_reads_it_too(tmp_path, kind, column, corner, message):
@@ -174,14 +168,6 @@ def test_an_impossible_corner_is_damage_where_h5py_reads_it_too(tmp_path, kind, 
     read_all(path)
     patch(path, key_of(path, info) + 8 + 8 * column, "<Q", corner)
     check_refused(path, message)
-
-
-@pytest.mark.parametrize("kind", STORED)
-def test_a_chunk_at_address_0_is_damage(tmp_path, kind):
-    path = tmp_path / "x.h5"
-    info = made(path, **STORED[kind])
-    patch(path, key_of(path, info) + 32, "<Q", 0)
-    check_refused(path, rf", chunk \(25, 0\): begins in the head of the file \({info.size} bytes at byte 0\)")
 
 
 @pytest.mark.parametrize(("kind", "whole"), [("scale-offset", 97), ("n-bit", 91)])
@@ -195,9 +181,7 @@ def test_a_packed_chunk_of_too_few_bytes_is_damage(tmp_path, kind, whole, fewer)
     if fewer >= 0:
         assert (read_all(path) == VALUES).all()
         return
-    check_refused(
-        path, rf", chunk \(25, 0\) of {needed + fewer} bytes at byte {info.byte_offset}: only {needed + fewer} of"
-    )
+    check_refused(path, rf", chunk \(25, 0\): only {needed + fewer} of")
 
 
 def shuffled(data):
@@ -243,7 +227,7 @@ def test_a_chunk_that_decodes_to_too_few_bytes_is_damage_where_h5py_reads_it_too
             file["data"].id.write_direct_chunk((25, 0), stored)
         if cut != 40:
             assert (read_all(path) == VALUES).all()
-    check_refused(path, r", chunk \(25, 0\) of \d+ bytes: (only 40 of|40 bytes instead of 120)")
+    check_refused(path, r", chunk \(25, 0\): (only 40 of|40 bytes instead of 120)")
 
 
 @given(

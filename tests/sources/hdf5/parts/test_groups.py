@@ -88,15 +88,6 @@ def test_each_group_is_a_sample(properties, reading, tmp_path, monkeypatch):
     assert source.spec["kind"].classes == ("cat", "dog")
 
 
-def test_each_file_is_a_sample_without_a_group(tmp_path):
-    for number in range(3):
-        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
-            file["image"], file.attrs["label"] = np.full((4, 5), number), number
-    source = opened(tmp_path / "*.h5", {"x": "image", "y": Field(attr="label")}, group=None)
-    assert source.column("y").tolist() == [0, 1, 2]
-    assert source[2]["x"].tolist() == np.full((4, 5), 2).tolist()
-
-
 def another(**given):
     def edit(file):
         del file["s5/image"]
@@ -232,7 +223,7 @@ def test_groups_that_lack_a_field_are_told_once_and_named_when_read(properties, 
     for fields, text in [({"x": "imag"}, "has no dataset 's0/imag'"), ({"x": Field(attr="a")}, "s0: its attr")]:
         with pytest.raises(MissingError, match=text):
             opened(tmp_path / "x.h5", {"n": "number", **fields})
-    monkeypatch.setattr(groups, "MISSES", 0)
+    monkeypatch.setattr(groups, "MISSES", 1)
     with pytest.raises(MissingError, match="has no dataset 's0/image'"):
         opened(tmp_path / "x.h5")
 
@@ -276,20 +267,6 @@ def test_a_damaged_sample_is_named_by_its_group(tmp_path):
         source.__getitems__([3, 5])
     assert (raised.value.dataset, raised.value.sample_id) == ("s5/image", 5)
     assert str(raised.value).count(str(tmp_path)) == 1
-
-
-def test_a_place_beyond_the_file_is_refused(tmp_path, monkeypatch):
-    write(tmp_path / "x.h5")
-    once = groups._listed
-
-    def listed(*given):
-        found, absent = once(*given)
-        found["x"]["offsets"][5] = 2**40
-        return found, absent
-
-    monkeypatch.setattr(groups, "_listed", listed)
-    with pytest.raises(CorruptError, match=r"x\.h5:/s5/image: lies at byte 1099511627776"):
-        opened(tmp_path / "x.h5", {"x": "image"})
 
 
 @pytest.mark.parametrize(
@@ -429,12 +406,12 @@ def test_a_group_may_hold_4_gib(tmp_path):
 
 
 def test_files_that_are_samples_may_differ_in_length(tmp_path):
-    for length in (3, 5, 0, 5):
-        with h5py.File(tmp_path / f"{length}.h5", "w") as file:
+    for number, length in enumerate((3, 5, 0)):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
             file["x"] = np.full((length, 2), length)
     source = opened(tmp_path / "*.h5", {"x": "x"}, group=None)
-    assert source.column("x_length").tolist() == [0, 3, 5]
-    assert [int(each["x"].sum()) for each in source.__getitems__(range(3))] == [0, 18, 50]
+    assert source.column("x_length").tolist() == [3, 5, 0]
+    assert [int(each["x"].sum()) for each in source.__getitems__(range(3))] == [18, 50, 0]
     for options in ({"layout": {"x": "TC"}}, {"fields": {"x": "x", "x_length": "x"}}):
         with pytest.raises(ConfigError, match="x: samples of variable length need an axis, no layout"):
             opened(tmp_path / "*.h5", **({"fields": {"x": "x"}, "group": None} | options))

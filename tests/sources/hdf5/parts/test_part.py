@@ -12,7 +12,7 @@ from support.sources.parts import parts_of
 
 from lit_async_data import AsyncDataError, ConfigError, Field, FormatError, HDF5Source, MissingError, split
 from lit_async_data.sources.hdf5.index import index
-from lit_async_data.sources.hdf5.parts.part import grouping_key
+from lit_async_data.sources.hdf5.parts.part import group_samples
 
 
 def test_a_key_that_the_mask_needs_is_refused(h5):
@@ -23,13 +23,6 @@ def test_a_key_that_the_mask_needs_is_refused(h5):
 def test_a_field_without_rows_beside_one_with_rows_is_an_error(h5):
     paths = [h5("1.h5", x=np.arange(3), y=np.arange(3)), h5("2.h5", x=np.arange(3), y=np.arange(0))]
     refused(FormatError, [f"{paths[1]}:/y", "(0,)", "no samples"], paths, {"x": "x", "y": "y"})
-
-
-def test_parts_without_groups_are_files(h5):
-    paths = [h5(f"{n}.h5", y=np.arange(n)) for n in (3, 2)]
-    source = HDF5Source(paths, {"y": "y"})
-    assert [(*part[:2], part.samples) for part in source.parts] == [(paths[0], "/", 3), (paths[1], "/", 2)]
-    assert source.locate([4, 1]) == [(paths[1], "/", 1), (paths[0], "/", 1)]
 
 
 ORDERED = np.array([2, 3, 11, 17])
@@ -271,7 +264,7 @@ GZIP = {"compression": "gzip"}
 def test_samples_are_grouped_by_the_chunks_that_they_begin_in(h5, window, options, grouping):
     path = h5(x={"data": numbered((100, 8)), "chunks": (10, 8), **GZIP})
     source = HDF5Source(path, {"x": Field("x", window=window)}, **options)
-    runs, *others = source._grouping
+    _, runs, *others = source._grouping
     assert ([(run.samples, run.rows) for run in runs], *others) == grouping
 
 
@@ -279,7 +272,7 @@ def test_samples_are_grouped_by_the_chunks_that_they_begin_in(h5, window, option
 def test_the_largest_field_groups_or_a_compressed_one_of_a_tenth_of_its_bytes(h5, columns, key):
     y = {"data": numbered((100, columns)), "chunks": (10, columns), **GZIP}
     (part,) = parts_of(h5(x=numbered((100, 80)), y=y), {"x": "x", "y": "y"})
-    assert grouping_key(part) == key
+    assert group_samples([part]).key == key
 
 
 def test_each_name_in_a_group_is_looked_up_once(tmp_path, monkeypatch):
@@ -319,23 +312,17 @@ def test_the_column_of_groups_is_the_name_of_each_sample_s_group(patients, h5):
         HDF5Source(h5("flat.h5", y=np.arange(2)), ["y"]).column("group")
 
 
-PATCHES = {"x": Field("x", patch=(2, 2)), "mask": Field("x", patch=(2, 2))}
-
-
 @pytest.mark.parametrize(
-    ("fields", "options", "said"),
+    ("options", "said"),
     [
-        (PATCHES, {"foreground": {"x.h5": {1: 0.5}}, "patches_per_volume": 2}, "does not name one of x, mask, the"),
-        (PATCHES, {"foreground": 0.5, "patches_per_volume": 2}, "write {'mask': {1: 0.33}}"),
-        (PATCHES, {"foreground": {"mask": {1: 0.5}}}, "foreground: {'mask': {1: 0.5}} needs patches_per_volume="),
-        (["x"], {"filters": {"bad": 0}}, "filters: goes with table="),
-        (["x"], {"on": "file"}, "on: goes with table="),
-        (["x"], {"table": "t.csv"}, "table: goes with on, which says"),
+        ({"filters": {"bad": 0}}, "filters: goes with table="),
+        ({"on": "file"}, "on: goes with table="),
+        ({"table": "t.csv"}, "table: goes with on, which says"),
     ],
     ids=str,
 )
-def test_a_message_names_what_lacks_and_not_what_was_given(h5, fields, options, said):
-    refused(ConfigError, [said], h5(x=np.zeros((4, 4))), fields, **options)
+def test_a_message_names_what_lacks_and_not_what_was_given(h5, options, said):
+    refused(ConfigError, [said], h5(x=np.zeros((4, 4))), ["x"], **options)
 
 
 @pytest.mark.parametrize(

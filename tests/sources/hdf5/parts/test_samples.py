@@ -59,14 +59,6 @@ def test_a_part_too_short_for_a_window_is_named_in_a_warning_and_gives_nothing(h
     check(path, fields, group="p_*")
 
 
-def test_where_every_part_is_too_short_that_is_an_error(h5):
-    path = h5(x=np.arange(7))
-    refused(FormatError, [path, 7, 12], path, {"x": Field("x", window=(0, 12))})
-    refused(FormatError, [path, 7], path, {"x": Field("x", window=(-4, 1)), "y": Field("x", window=4)})
-    groups = h5("g.h5", **{"p_1/x": np.arange(5), "p_2/x": np.arange(5)})
-    refused(FormatError, [groups, "p_", 5, 12], groups, {"x": Field("x", window=(0, 12))}, group="p_*")
-
-
 def test_rows_that_begin_no_window_are_said(h5):
     path = h5(**{"p_1/x": np.arange(9), "p_2/x": np.arange(3), "p_3/x": np.arange(5)})
     for window, said in {
