@@ -38,9 +38,7 @@ INSTEAD = {
     "batch_sampler": "use batch_size, shuffle and drop_last, and batch_by for samples of like length",
     "collate_fn": "leave it out: samples are written straight into the batch, which batch_transform can change",
     "multiprocessing_context": "use worker_kind",
-    "pin_memory_device": "leave it out: the loader knows its device",
     "worker_init_fn": "leave it out: transforms get their random numbers as rng",
-    "in_order": "leave it out: the order is always kept",
     "dataset": "give the source to the loader itself",
 }
 
@@ -60,7 +58,7 @@ def explains_names(*elsewhere: Mapping[str, str], **required: str) -> Callable[[
         called = kind.__init__ if is_class else kind
         parameters = list(inspect.signature(called).parameters.values())[is_class:]
         known = [each.name for each in parameters]
-        by_name = [each.name for each in parameters if each.kind == each.KEYWORD_ONLY]
+        by_name = [f"{each.name}=" for each in parameters if each.kind == each.KEYWORD_ONLY]
         is_open = is_class and kind.__setattr__ is object.__setattr__
 
         @functools.wraps(called)
@@ -69,12 +67,10 @@ def explains_names(*elsewhere: Mapping[str, str], **required: str) -> Callable[[
             for name, what in required.items():
                 if name not in options:
                     raise ConfigError(f"missing; {what}", name)
-            if len(known) == 1 and len(args) > 1 + is_class:
-                one = "[…]" if "Sequence" in str(parameters[0].annotation) else "…"
-                raise ConfigError(f"one argument, as in {kind.__name__}({one}), not {len(args) - is_class}", known[-1])
-            if by_name and len(args) - is_class > len(known) - len(by_name):
-                several = ", ".join(f"{name}=" for name in by_name[:5]) + ", …" * (len(by_name) > 5)
-                raise ConfigError(f"{kind.__name__} takes further arguments by name: {several}")
+            if len(args) - is_class > len(known) - len(by_name):
+                takes = "further arguments by name: " + ", ".join(by_name[:5]) + ", …" * (len(by_name) > 5)
+                takes = takes if by_name else f"only {', '.join(known)}, not {len(args) - is_class} arguments"
+                raise ConfigError(f"{kind.__name__} takes {takes}")
             made = called(*args, **options)
             if is_open and type(args[0]) is kind:
                 vars(args[0])["_is_built"] = True
@@ -152,19 +148,17 @@ class LoaderOptions:
 
     Attributes:
         batch_size: Samples per batch and device, ≥ 1. One step of all ranks takes ``batch_size × ranks`` samples.
-        shuffle: ``"none"``: storage order. ``"global"``: a new permutation of all samples each epoch. ``"chunk"``: a
-            new order of chunks each epoch, which mixes samples of ``shuffle_chunks`` chunks at a time and decodes each
-            chunk once, or once in each reader process with a ``batch_transform``. ``"auto"`` (or True): ``"chunk"`` if
-            compressed chunks hold several samples or HDF5 files are remote, else ``"global"``. False is ``"none"``.
-            None: ``"auto"`` in the training stage of an `AsyncDataModule` and with ``weights``, else ``"none"``, as in
-            a ``DataLoader``.
+        shuffle: ``"none"`` (or False): storage order. ``"global"``: a new permutation of all samples each epoch.
+            ``"chunk"``: a new order of chunks each epoch, which mixes samples of ``shuffle_chunks`` chunks at a time
+            and decodes each chunk once, or once in each reader process with a ``batch_transform``. ``"auto"`` (or
+            True): ``"chunk"`` if compressed chunks hold several samples or HDF5 files are remote, else ``"global"``.
+            None: ``"auto"`` in the training stage of an `AsyncDataModule` and with ``weights``, else ``"none"``.
             Evaluation stages of a DataModule do not inherit this option; their own options can set it.
-        shuffle_chunks: Chunks that are mixed at a time, ≥ 1. A larger number mixes better and takes more memory: twice
-            as many decoded chunks. Changes the order.
+        shuffle_chunks: Chunks that are mixed at a time, ≥ 1. More mix better, and take the memory of twice as many
+            decoded chunks. Changes the order.
         seed: Key of every permutation and of all random numbers of transforms, draws and substitutes, 0 to 2**63 − 1.
-            The numbers of workers and slots never change the order. None: the seed of the checkpoint from which the
-            loader resumes; else of Lightning's ``seed_everything`` (on rank 0, in an `AsyncDataModule`); else 0. An
-            `AsyncLoader` that you build with several ranks uses 0, since each rank may have another seed.
+            None: the seed of the checkpoint from which the loader resumes; else of Lightning's ``seed_everything`` (on
+            rank 0, in an `AsyncDataModule`); else 0. An `AsyncLoader` that you build with several ranks uses 0.
         drop_last: Drop the samples that do not fill a step of all ranks.
         pad_last: Fill short batches to ``batch_size``, or with ``batch_by`` to the size of their bucket, by repeating
             their last sample, so that ``torch.compile`` and CUDA graphs know all shapes. Each batch then has a field
@@ -172,23 +166,22 @@ class LoaderOptions:
             Evaluation fills no batch, unless its own options (``val_loader``, …) say so.
         workers: Number of reader threads, or of reader processes if Python code reads or transforms samples. 0 reads in
             the caller's thread, so that a debugger stops there. ``"auto"`` starts with 1. If samples are decoded (by at
-            most 4 threads) or the workers are processes, it adds workers one by one while the loop waits for batches
-            and each one helps, up to the number of cores that this rank may use. It uses 0 if Python code reads
-            (`DatasetSource`) or transforms the samples and no reader process can, because a thread would hold the GIL
-            (1 on Python without the GIL).
+            most 4 threads) or the workers are processes, it adds workers while the loop waits and each one helps, up to
+            the number of cores of this rank. It uses 0 if Python code reads (`DatasetSource`) or transforms the samples
+            and no reader process can, because a thread would hold the GIL (1 on Python without the GIL).
         worker_kind: Where workers run. ``"thread"``: in this process. ``"process"``: in reader processes, which do not
             take this process's GIL and pass batches through shared memory. ``"auto"``: in processes if samples are
             decoded, read under a lock, read from one file each, or read or transformed by Python code, and a core is
             free; in threads if reading is a copy, and on Python without the GIL.
-        queue_depth: Slots being filled or ready on the host, ≥ 1. There is at least one slot for each worker, and one
-            more holds the batch in use. A slot holds one batch, or several small ones that are read together: up to
-            12 MiB, and as many as can be read in 0.02 s.
+        queue_depth: Slots being filled or ready on the host, ≥ 1; one for each worker at least, and one more for the
+            batch in use. A slot holds one batch, or small ones that are read together: up to 12 MiB, and as many as can
+            be read in 0.02 s.
         cache_bytes: Bytes of decoded chunks to cache for the loader's lifetime. A dataset that fits is decoded once.
             With a ``batch_transform``, each reader process has an equal part, and decodes all chunks that it needs.
-        memory_budget: Most bytes that this loader may hold: slots, decoded chunks and cache. None: a
-            quarter of the memory of this machine or container, shared by the ranks of the node.
-        timeout_s: Seconds without a batch after which the loader writes the stacks of all threads and of the
-            reader processes to standard error, and raises `StalledError`.
+        memory_budget: Most bytes of slots, decoded chunks and cache. None: a quarter of the memory of this machine or
+            container, shared by the ranks of the node.
+        timeout_s: Seconds without a batch after which the loader writes the stacks of all threads and reader processes
+            to standard error, and raises `StalledError`.
         warn_after_s: Seconds without a batch after which a warning says what each worker does; again as they double.
         restarts: How many times a new process reads a batch again after a reader process died while reading it; then
             a `WorkerError` takes its place. The order never changes.
@@ -211,8 +204,8 @@ class LoaderOptions:
             the order of the dataset instead, unless ``predict_loader`` sets this option, too.
         batch_elements: Most elements (such as tokens) of a batch with ``batch_by``, padding included. None: only
             ``batch_size`` limits it.
-        buckets: With ``batch_by``, the lengths to which samples are padded, ascending; or the number of such lengths,
-            which the loader then chooses for the least padding.
+        buckets: With ``batch_by``, the lengths to which samples are padded, ascending; or their number, and the loader
+            chooses them for the least padding.
         augment: Augment during training, differently in each epoch: draws of the source, such as random crops
             (``resize="random_crop"``; else the middle of each image), and an ``rng`` for transforms (else None).
             Evaluation stages of an `AsyncDataModule` never augment.
@@ -263,9 +256,9 @@ class LoaderOptions:
         one_of("worker_kind", self.worker_kind, get_args(WorkerKind))
         if self.workers != "auto":
             self._check_int("workers", 0, MAX_WORKERS, also="'auto'")
-        self._check_int("batch_size", 1)
-        self._check_int("queue_depth", 1)
-        self._check_int("shuffle_chunks", 1)
+        for name in ("batch_size", "queue_depth", "shuffle_chunks"):
+            self._check_int(name, 1)
+        self._check_int("restarts", 0)
         self._check_int("cache_bytes", 0, unit="bytes")
         self._check_int("seed", 0, MAX_SEED, also="null")
         self._check_int("memory_budget", 1, also="null", unit="bytes")
@@ -275,22 +268,19 @@ class LoaderOptions:
         self._check_bad_samples()
         for name in ("drop_last", "pad_last", "augment", "return_indices"):
             flag(name, getattr(self, name))
-        self._check_int("restarts", 0)
         for name in ("timeout_s", "warn_after_s"):
             seconds: Any = getattr(self, name)
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_SECONDS:
-                what = f"{seconds!r} is not a number of seconds above 0, and at most {MAX_SECONDS:.0f}"
-                raise ConfigError(what, name)
+                raise ConfigError(f"{seconds!r} is not a number of seconds above 0 and up to {MAX_SECONDS:.0f}", name)
 
     def _check_lengths(self) -> None:
-        bounds: Any = self.buckets
-        if not isinstance(bounds, int):
-            bounds = np.asarray(bounds)
+        if isinstance(self.buckets, int):
+            self._check_int("buckets", 1)
+        else:
+            bounds = np.asarray(self.buckets)
             if bounds.ndim != 1 or bounds.dtype.kind not in "iu" or not bounds.size or (np.diff(bounds) <= 0).any():
                 raise ConfigError(f"{self.buckets!r} is neither a number nor ascending lengths", "buckets")
             object.__setattr__(self, "buckets", tuple(bounds.tolist()))
-        else:
-            self._check_int("buckets", 1)
         self._check_int("batch_elements", 1, also="null")
         if self.batch_by is None:
             for name in ("batch_elements", "buckets"):
@@ -298,8 +288,9 @@ class LoaderOptions:
                     raise ConfigError(f"{given!r} needs batch_by, which gives the length of each sample", name)
             return
         if not _is_key_or_numbers(self.batch_by):
-            what = f"{self.batch_by!r} is neither the key of a field nor a length for each sample"
-            raise ConfigError(what, "batch_by")
+            raise ConfigError(
+                f"{self.batch_by!r} is neither the key of a field nor a length for each sample", "batch_by"
+            )
         if self.weights is not None:
             raise ConfigError("cannot be combined with batch_by; leave it out", "weights")
 
@@ -308,8 +299,7 @@ class LoaderOptions:
         one_of("on_error", self.on_error, get_args(OnError))
         whole = isinstance(most, int) and not isinstance(most, bool) and most >= 0
         if not whole and not (isinstance(most, float) and 0 <= most <= 1):
-            what = f"{most!r} is neither a number of samples, such as 10, nor a share from 0.0 to 1.0"
-            raise ConfigError(what, "max_bad")
+            raise ConfigError(f"{most!r} is neither a number of samples nor a share from 0.0 to 1.0", "max_bad")
         if not (self.quarantine is None or (isinstance(self.quarantine, str | os.PathLike) and self.quarantine)):
             raise ConfigError(f"{self.quarantine!r} is not the path of a file", "quarantine")
 
@@ -322,11 +312,9 @@ class LoaderOptions:
             raise ConfigError(f"{what}lit_async_data.order.weights", "weights")
         elif not (given is None or isinstance(given, Balanced) or _is_key_or_numbers(given)):
             what = f"{given!r} is neither the key of a field, {{balanced: KEY}} (in Python Balanced(KEY)) nor a number "
-            what += "for each sample"
-            raise ConfigError(what, "weights")
+            raise ConfigError(f"{what}for each sample", "weights")
         if not self.drawn and self.epoch_size is not None:
-            what = "needs weights, which draw samples with replacement; for part of an epoch use the Trainer's "
-            raise ConfigError(f"{what}limit_train_batches", "epoch_size")
+            raise ConfigError("needs weights; for part of an epoch use the Trainer's limit_train_batches", "epoch_size")
         if self.drawn and self.shuffle == "none":
             raise ConfigError("they draw samples at random, which shuffle=none forbids; leave shuffle out", "weights")
 
@@ -342,15 +330,7 @@ class LoaderOptions:
 
     @classmethod
     def of(cls, given: LoaderOptions | Mapping[str, Any] | None, where: str = "") -> LoaderOptions:
-        """Returns options, given as such or as a mapping of option names to values.
-
-        Args:
-            given: Options or a mapping; None is an error, since ``batch_size`` has no default.
-            where: Prefix of option names in messages, such as ``"loader."``.
-
-        Raises:
-            ConfigError: As in the constructor.
-        """
+        """Returns options given as such, or by name. ``where`` stands before names in errors: ``"loader."``."""
         if isinstance(given, LoaderOptions):
             return given
         option = where.rstrip(".") or "options"
@@ -362,15 +342,7 @@ class LoaderOptions:
             return cls(**values)
 
     def merged(self, overrides: Mapping[str, Any] | None, where: str = "") -> LoaderOptions:
-        """Returns these options with some replaced.
-
-        Args:
-            overrides: New values by option name, or None for no change. A value of None keeps the option.
-            where: As in `of`.
-
-        Raises:
-            ConfigError: As in the constructor.
-        """
+        """Returns these options with others in their place, by name; None keeps an option. ``where`` is as in `of`."""
         changes = {name: value for name, value in (overrides or {}).items() if value is not None}
         current = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return LoaderOptions.of(current | changes, where)

@@ -74,8 +74,8 @@ def read(
     elif not isinstance(dataset, h5py.Dataset) or not dataset:
         raise ConfigError(f"{dataset!r} is not an open dataset; give one, or FILE:/DATASET", "dataset")
     elif dataset.file.mode != "r" or not in_one_file(dataset):
-        what = f"{dataset!r} is in memory or in a file that is open for writing, so its values may not be on disk yet"
-        raise ConfigError(f"{what}; close the file, and give FILE:/DATASET", "dataset")
+        what = "in memory or in a file that is open for writing; close it, and give FILE:/DATASET"
+        raise ConfigError(f"{dataset!r} is {what}", "dataset")
     else:
         path, name = dataset.file.filename, dataset.name or ""
     with open_reader(path, threads=threads, storage_options=storage_options, storage=storage) as reader:
@@ -172,7 +172,7 @@ class FileReader(contextlib.AbstractContextManager["FileReader"]):
         stored, file, reader, member = self._readers[dataset]
         if member and out is not None:
             raise ConfigError(f"{dataset!r} is a member of records, which are read whole; leave it out", "out")
-        chosen = _chosen(rows, stored)
+        chosen: Any = _chosen(rows, stored)
         shape, dtype = (*(len(chosen),) * bool(stored.shape), *stored.shape[1:]), stored.dtype.newbyteorder("=")
         if out is None:
             out = np.empty(shape, dtype)
@@ -186,17 +186,15 @@ class FileReader(contextlib.AbstractContextManager["FileReader"]):
             with as_source_errors(str(stored), "cannot be read", file=self.path, dataset=dataset):
                 if not out.ndim:
                     out[()] = file.dataset(stored.name, 0)[()]
-                elif isinstance(places, slice) and isinstance(chosen, range):
-                    part = Select(np.array([chosen[places].start]), np.array([len(chosen[places])]))
-                    file.cold = file.cold and reader.fetch(part)
+                    return
+                own = chosen[places]
+                part = Select(np.array([own.start]), np.array([len(own)])) if isinstance(own, range) else Select(own)
+                file.cold = file.cold and reader.fetch(part)
+                if isinstance(places, slice):
                     reader.read(part, out[places])
                 else:
-                    wanted = np.asarray(chosen)
-                    file.cold = file.cold and reader.fetch(Select(wanted[places]))
-                    if isinstance(places, slice):
-                        reader.read(Select(wanted[places]), out[places])
-                    elif isinstance(reader, ChunkedReader):
-                        reader.read_places(wanted, places, out)
+                    assert isinstance(reader, ChunkedReader)  # it has the chunks by which `_blocks` divides rows
+                    reader.read_places(chosen, places, out)
 
         several = len(blocks) > 1 and self._threads > 1
         each = (functools.partial(fill, places) for places in blocks)
@@ -244,14 +242,12 @@ def _chosen(rows: Rows, stored: StoredDataset) -> range | Indices:
     if given.dtype == bool and given.shape == (count,):
         return np.flatnonzero(given)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-        what = f"{given.dtype} {given.shape} are not rows of {stored}"
-        raise ConfigError(f"{what}; give numbers, a mask of {count}, or a slice", "rows")
+        raise ConfigError(f"{given.dtype} {given.shape} are not rows of {stored}: numbers, a mask or a slice", "rows")
     refuse_flags(given, count, "it", "rows")
     wrong = (given < -count) | (given >= count)
     if wrong.any():
         raise IndexError(f"row {given[wrong.argmax()]} of {count} in {stored}")
-    numbers = given.astype(np.int64)
-    return np.where(numbers < 0, numbers + count, numbers)
+    return given.astype(np.int64) % max(count, 1)  # negative numbers count from the end
 
 
 def _blocks(rows: range | Indices, chunk: int, count: int) -> list[slice | Indices]:

@@ -8,7 +8,6 @@ from `os`, `mmap` or `resource`. Reader processes need a system that has all of 
 from __future__ import annotations
 
 import contextlib
-import errno
 import importlib
 import mmap
 import os
@@ -62,9 +61,7 @@ _GROUPS = "/sys/fs/cgroup"
 
 def usable_cores() -> int:
     """The cores that this process may use, at least 1; on macOS, which does not say, all cores."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def descriptor_limit() -> int:
@@ -164,9 +161,7 @@ def is_cold(descriptor: int, offset: int) -> bool | None:
         os.preadv(descriptor, [bytearray(1)], offset, NO_WAIT)
     except BlockingIOError:
         return True
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.EIO):  # the read itself will report a bad disk
-            raise
+    except OSError:  # not supported here, or a bad disk, which the read itself will report
         return None
     return False
 

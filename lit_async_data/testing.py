@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,8 +84,7 @@ def check_contract(source: Source, *, samples: int = 50) -> None:
 
     The test reads samples in many ways and compares the bytes: alone, in any order, repeated, field by field, into
     memory with other contents, from several threads, after `close`, from a pickled copy, and after reading ahead. It
-    also checks that the source refuses numbers out of range and describes its chunks and parts correctly. At the end it
-    closes the source.
+    also checks what the source says of its chunks, parts and places. At the end it closes the source.
 
     Args:
         source: The source to test.
@@ -113,32 +113,30 @@ def check_contract(source: Source, *, samples: int = 50) -> None:
     assert source.spec == spec, "spec returned something else the second time"
     assert isinstance(name, str), f"name is {name!r}; it must be text"
     chosen = np.unique(np.linspace(0, length - 1, min(samples, length)).astype(np.int64))
-    checks = {
-        "locate, chunks, parts, places, fingerprint, ids and column describe all samples": _check_description,
-        "read_random reads any samples": _check_random,
-        "reserve, fetch and decode are for any samples": _check_reading_ahead,
-    }
     try:
         expected = _read(source, chosen)
-        _check_reading(source, chosen, expected)
-        _check_refusals(source)
-        for promise, check in checks.items():
-            with _promise(promise):
-                check(source, chosen, expected)
-        _check_threads(source, chosen, expected)
+        check = functools.partial(_check_read, source, chosen, expected)
+        _check_reading(source, chosen, check)
+        with _promise("locate, chunks, parts, places, fingerprint, ids and column describe all samples"):
+            _check_description(source, chosen, expected)
+        with _promise("read_random reads any samples"):
+            _check_random(source, chosen)
+        with _promise("reserve, fetch and decode are for any samples"):
+            _check_reading_ahead(source, chosen, check)
+        with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+            generators = [np.random.default_rng(seed) for seed in range(THREADS)]
+            list(pool.map(lambda each: _check_in_thread(each, len(chosen), check), generators))
         copy = _copy(source)
         assert (copy.spec, len(copy)) == (spec, length), "a pickled copy has another spec or length"
-        _compare(_read(copy, chosen), expected, chosen, "from a pickled copy")
+        _check_read(copy, chosen, expected, "from a pickled copy")
         with _promise("close can be called twice"):
             copy.close()
             source.close()
             source.close()
-        _compare(_read(source, chosen), expected, chosen, "after close")
-    except BaseException:
+        check("after close")
+    finally:
         with contextlib.suppress(Exception):
             source.close()
-        raise
-    source.close()
 
 
 @contextlib.contextmanager
@@ -158,18 +156,22 @@ def _copy(source: Source) -> Source:
     return copy
 
 
-def _check_reading(source: Source, chosen: Indices, expected: Mapping[str, Array]) -> None:
-    _compare(_read(source, chosen, poison=0xFF), expected, chosen, "into memory that held other bytes")
+def _check_read(
+    source: Source, chosen: Indices, expected: Mapping[str, Array], how: str, places: Any = slice(None), **reading: Any
+) -> None:
+    """Read the samples at these places of the chosen ones again."""
+    found = _read(source, chosen[places], **reading)
+    _compare(found, {key: expected[key][places] for key in found}, chosen[places], how)
+
+
+def _check_reading(source: Source, chosen: Indices, check: Callable[..., None]) -> None:
+    check("into memory that held other bytes", poison=0xFF)
     shuffled = np.random.default_rng(0).permutation(len(chosen))
-    places = np.concatenate([shuffled, shuffled[:3], shuffled[:1]])
-    mixed = {key: array[places] for key, array in expected.items()}
-    _compare(_read(source, chosen[places]), mixed, chosen[places], "in mixed order with repetitions")
+    check("in mixed order with repetitions", np.concatenate([shuffled, shuffled[:3], shuffled[:1]]))
     for place in range(min(len(chosen), 5)):
-        one = slice(place, place + 1)
-        alone = {key: array[one] for key, array in expected.items()}
-        _compare(_read(source, chosen[one]), alone, chosen[one], "alone")
+        check("alone", slice(place, place + 1))
     for key in source.spec:
-        _compare(_read(source, chosen, keys=(key,)), {key: expected[key]}, chosen, "one field at a time")
+        check("one field at a time", keys=(key,))
     _read(source, chosen[:0])
     narrow = source.spec.narrowed()
     for key, field in narrow.items():
@@ -177,23 +179,20 @@ def _check_reading(source: Source, chosen: Indices, expected: Mapping[str, Array
             out = narrow.empty(len(chosen), [key])
             _read_into(source, chosen, out)
             cast = {key: out[key].astype(source.spec[key].dtype)}
-            _compare(cast, {key: expected[key]}, chosen, f"as {field.dtype}, the narrow dtype")
-
-
-def _check_refusals(source: Source) -> None:
-    for wrong in (2**40, -1):
-        with _promise(f"locate refuses sample {wrong} by an IndexError"), contextlib.suppress(IndexError):
-            source.locate([wrong])
-            raise AssertionError(f"locate accepted sample {wrong}; it must raise IndexError")
+            _compare(cast, _read(source, chosen, keys=(key,)), chosen, f"as {field.dtype}, the narrow dtype")
 
 
 def _check_description(source: Source, chosen: Indices, expected: Mapping[str, Array]) -> None:
+    for wrong in (2**40, -1):
+        with contextlib.suppress(IndexError):
+            source.locate([wrong])
+            raise AssertionError(f"locate accepted sample {wrong}; it must raise IndexError")
     for layout, what in ((source.chunks, "chunks"), (source.layout(), "layout()")):
         total = sum(run.samples for run in layout.runs)
         assert total in (0, len(source)), f"{what}.runs hold {total} samples of {len(source)}"
         if layout.order is not None:
-            sorted_order = np.sort(layout.order)
-            assert np.array_equal(sorted_order, np.arange(len(source))), f"{what}.order is not a permutation"
+            whole = np.array_equal(np.sort(layout.order), np.arange(len(source)))
+            assert whole, f"{what}.order is not a permutation"
     total = sum(part.samples for part in source.parts)
     assert total == len(source), f"parts hold {total} samples of {len(source)}"
     first = source.fingerprint()
@@ -213,7 +212,7 @@ def _check_description(source: Source, chosen: Indices, expected: Mapping[str, A
             _compare({key: column[chosen].astype(field.dtype)}, {key: expected[key]}, chosen, "as a column")
 
 
-def _check_random(source: Source, chosen: Indices, _: Mapping[str, Array]) -> None:
+def _check_random(source: Source, chosen: Indices) -> None:
     keys: Words = np.random.default_rng(0).integers(0, 2**64, len(chosen), np.uint64)
     first, second = source.spec.empty(len(chosen)), source.spec.empty(len(chosen))
     fill(source, chosen, first, keys)
@@ -222,28 +221,21 @@ def _check_random(source: Source, chosen: Indices, _: Mapping[str, Array]) -> No
     _compare(again, first, chosen, "at random with the same keys")
 
 
-def _check_reading_ahead(source: Source, chosen: Indices, expected: Mapping[str, Array]) -> None:
+def _check_reading_ahead(source: Source, chosen: Indices, check: Callable[..., None]) -> None:
     release = source.reserve(2, source.memory().cacheable)
     try:
         source.fetch(chosen)
         source.decode(chosen, None)
         source.decode(chosen[:1], (0, 1))
-        _compare(_read(source, chosen), expected, chosen, "after reading ahead")
+        check("after reading ahead")
     finally:
         release()
         release()
 
 
-def _check_threads(source: Source, chosen: Indices, expected: Mapping[str, Array]) -> None:
-    def read(seed: int) -> None:
-        generator = np.random.default_rng(seed)
-        for _ in range(10):
-            places = generator.integers(0, len(chosen), len(chosen))
-            wanted = {key: array[places] for key, array in expected.items()}
-            _compare(_read(source, chosen[places]), wanted, chosen[places], f"from {THREADS} threads")
-
-    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(read, range(THREADS)))
+def _check_in_thread(generator: np.random.Generator, count: int, check: Callable[..., None]) -> None:
+    for _ in range(10):
+        check(f"from {THREADS} threads", generator.integers(0, count, count))
 
 
 def _read(source: Source, samples: Indices, *, poison: int = 0, keys: tuple[str, ...] = ()) -> dict[str, Array]:
@@ -265,13 +257,13 @@ def _read_into(source: Source, samples: Indices, out: Mapping[str, Array]) -> No
     """After an error, reads the samples one by one to name the first bad one."""
     try:
         fill(source, samples, out)
-    except Exception as error:
+    except Exception:
         for place, sample in enumerate(samples.tolist()):
             alone = slice(place, place + 1)
             with _promise(f"read_into reads sample {sample}"):
                 fill(source, samples[alone], {key: array[alone] for key, array in out.items()})
-        what = f"read_into reads {len(samples)} samples together, not only each alone"
-        raise AssertionError(f"{what}; here it raised {type(error).__name__}: {error}") from error
+        with _promise(f"read_into reads {len(samples)} samples together, not only each alone"):
+            raise
 
 
 def _compare(found: Mapping[str, Array], expected: Mapping[str, Array], samples: Indices, how: str) -> None:

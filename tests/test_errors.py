@@ -9,7 +9,7 @@ import pytest
 
 import lit_async_data
 from lit_async_data import errors
-from lit_async_data.errors import ConfigError, CorruptError, MemoryBudgetError, ReadError, batch_error, redact
+from lit_async_data.errors import ConfigError, CorruptError, ReadError, batch_error, redact
 
 MODULES = Path(lit_async_data.__file__).parent.rglob("*.py")
 KINDS = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.AsyncDataError)}
@@ -18,11 +18,6 @@ KINDS = {kind for kind in vars(errors).values() if isinstance(kind, type) and is
 def test_errors_are_found_at_the_top():
     assert {getattr(lit_async_data, kind.__name__) for kind in KINDS} == KINDS
     assert {kind.__name__ for kind in KINDS} <= set(lit_async_data.__all__) & set(dir(lit_async_data))
-
-
-def test_every_error_about_data_is_a_source_error_and_every_one_about_options_a_value_error():
-    assert all(issubclass(error, errors.SourceError) for error in (errors.MissingError, errors.FormatError))
-    assert all(issubclass(error, ValueError) for error in (ConfigError, MemoryBudgetError))
 
 
 def test_an_option_that_is_part_of_another_one_keeps_its_place():

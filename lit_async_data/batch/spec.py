@@ -288,9 +288,9 @@ class BatchLayout:
         self.alone, self.least = buckets is not None or bool(concat), least
         # Elements of fields of variable length: the most per batch, and the mean per sample.
         elements = {key: most_elements(of, capacity, repeats=repeats) for key, of in concat.items()}
+        self._ragged = [key for key, field in spec.fields.items() if field.ragged and buckets is not None]
         if buckets is not None:
-            ragged = [key for key, field in spec.fields.items() if field.ragged]
-            elements |= dict.fromkeys(ragged, (buckets.elements, buckets.mean_width))
+            elements |= dict.fromkeys(self._ragged, (buckets.elements, buckets.mean_width))
         rows = dict.fromkeys(spec, capacity) | {offsets_key(key): capacity + 1 for key in concat}
         fixed = {key: field.nbytes * rows[key] for key, field in spec.fields.items() if key not in elements}
         self.small = tuple(key for key, nbytes in fixed.items() if nbytes <= SMALL_BYTES)
@@ -308,7 +308,6 @@ class BatchLayout:
         self.small_start = self._place(self.large, sizes, 0)
         self.nbytes = max(self._place(self.small, sizes, self.small_start), ALIGNMENT)
         self.edges = frozenset(map(offsets_key, concat))  # fields with one row more than there are samples
-        self._varies = self.edges.union(elements)
         self._fields = [  # computed once, since every batch needs them
             (key, self.offsets[key], field.nbytes, field.dtype, field.stored_shape)
             for key, field in spec.fields.items()
@@ -334,27 +333,19 @@ class BatchLayout:
 
     def shapes(self, extent: Extent) -> dict[str, tuple[int, ...]]:
         shapes = {key: (extent.rows, *shape) for key, _, _, _, shape in self._fields}
-        totals = dict(zip(self.concat, extent.totals, strict=True))
-        for key in self._varies:
-            if key in totals:
-                shapes[key] = (totals[key], *shapes[key][2:])
-            elif key in self.edges:
-                shapes[key] = (extent.rows + 1,)
-            else:
-                assert extent.width is not None
+        if extent.width is not None:
+            for key in self._ragged:
                 shapes[key] = (extent.rows, extent.width, *shapes[key][2:])
+        for key, total in zip(self.concat, extent.totals, strict=True):
+            shapes[key], shapes[offsets_key(key)] = (total, *shapes[key][2:]), (extent.rows + 1,)
         return shapes
 
     def views(self, memory: Bytes, extent: Extent, first: int = 0) -> dict[str, Array]:
         """The arrays of a batch in a slot; its first sample is at row ``first``."""
-        count, varies = extent.rows, self._varies
-        shapes = self.shapes(extent) if varies else {}
-        views = {}  # a loop, since a comprehension costs another call for each batch
-        for key, offset, nbytes, dtype, shape in self._fields:
-            if key in varies:
-                views[key] = np.ndarray(shapes[key], dtype, memory, offset)
-            else:
-                views[key] = np.ndarray((count, *shape), dtype, memory, offset + first * nbytes)
+        count, shapes, views = extent.rows, self.shapes(extent) if self.alone else None, {}
+        for key, offset, nbytes, dtype, shape in self._fields:  # a comprehension would cost another call per batch
+            of_field = (count, *shape) if shapes is None else shapes[key]
+            views[key] = np.ndarray(of_field, dtype, memory, offset + first * nbytes)
         return views
 
     def views_of(self, memory: Bytes, samples: Indices, first: int = 0) -> dict[str, Array]:

@@ -78,8 +78,7 @@ def first_measured(fields: Mapping[Any, FieldSpec | FieldStatistics]) -> tuple[A
         if not field.labels:
             return (key,)
     what = f"no field is named, and {', '.join(map(repr, fields)) or 'none'} hold classes, flags or one integer per "
-    what += 'sample; name the field to normalise: fields="x", or device_transform=Normalize(fields="x") with statistics'
-    raise ConfigError(what, "fields")
+    raise ConfigError(f'{what}sample; name the field to normalise, as in Normalize(fields="x")', "fields")
 
 
 class Moments(NamedTuple):
@@ -217,13 +216,9 @@ class ToFloat:
         return f"ToFloat({self.fields and list(self.fields)}, dtype={str(self.dtype).removeprefix('torch.')!r})"
 
     def __call__(self, batch: Any) -> Any:
-        """Returns a new dict or tuple with these fields converted. Tensors keep their memory format.
+        """Returns a new dict or tuple with these fields, of any shape, converted; a `ConfigError` if one is missing.
 
-        Args:
-            batch: A dict or a tuple of tensors of any shape.
-
-        Raises:
-            ConfigError: The batch lacks a field.
+        Tensors keep their memory format.
         """
         return _with_replaced(batch, self.fields, self._convert)
 
@@ -382,8 +377,7 @@ class _Scaling:
     def __init__(self, mean: Any, std: Any, axis: int | Sequence[int] | None) -> None:
         self.mean, self.std = _checked_numbers("mean", mean), _checked_numbers("std", std)
         if len({self.mean.shape, self.std.shape} - {()}) > 1:
-            what = f"{self.std.size} for {self.mean.size} channels of mean"
-            raise ConfigError(f"{what}; give one number, or one for each channel", "std")
+            raise ConfigError(f"{self.std.size} for {self.mean.size} channels of mean; give one for each", "std")
         if self.std.min() <= 0:
             raise ConfigError(f"{std!r} is not above 0", "std")
         arrays = np.broadcast_arrays(1 / self.std, self.mean / self.std)

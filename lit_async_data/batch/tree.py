@@ -118,8 +118,7 @@ def _with_items(mapping: Any, changes: dict[Any, Any]) -> Any:
         return _changed_copy(mapping, mapping.values(), changes)
     items = {**mapping, **changes}
     new = type(mapping)(items)
-    _check_same(new, list(new), list(items))
-    _check_same(new, list(new.values()), list(items.values()))
+    _check_same(new, [*new, *new.values()], [*items, *items.values()])
     return new
 
 
@@ -142,14 +141,11 @@ def _with_elements(sequence: Any, changes: dict[int, Any]) -> Any:
 
 def _changed_copy(container: Any, children: Iterable[Any], changes: dict[Any, Any]) -> Any:
     """A copy that keeps the other attributes of a mutable container, such as a default factory."""
-    clone = copy.copy(container)
-    for key, value in changes.items():
-        before = container[key]
-        clone[key] = value
-        if container[key] is value:  # the copy shares its storage with the container, which must not change
-            container[key] = before
-            clone = copy.deepcopy(container, {id(child): child for child in children})
-            break
+    clone, (key, value) = copy.copy(container), next(iter(changes.items()))
+    before, clone[key] = container[key], value
+    if container[key] is value:  # the copy shares its storage with the container, which must not change
+        container[key] = before
+        clone = copy.deepcopy(container, {id(child): child for child in children})
     for key, value in changes.items():
         clone[key] = value
     return clone

@@ -9,7 +9,7 @@ import logging
 import os
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -29,13 +29,13 @@ from lit_async_data.lightning.resume import reopen_epoch
 from lit_async_data.lightning.stages import (
     STAGES,
     ByStage,
-    LoaderArguments,
     Stage,
     check_statistics,
     checked_sources,
     class_names,
     count_classes,
     evaluation_options,
+    loader_of,
     normalizing,
     split_sources,
     stage_transforms,
@@ -70,13 +70,12 @@ class Replayed(NamedTuple):
 class AsyncDataModule(pl.LightningDataModule):
     """Sources for training, validation, test and prediction, each read ahead by an `AsyncLoader`.
 
-    With several ranks, each loader reads the share of its rank. Batches go to the Trainer's device. Loaders close when
-    the Trainer is done, also after an error. A stage without a source has no loader. Not thread-safe: Lightning calls
-    it from one thread.
+    Each loader reads the share of its rank. Batches go to the Trainer's device. Loaders close when the Trainer is done,
+    also after an error. Not thread-safe: Lightning calls it from one thread.
 
     Args:
-        source: One source, which ``split`` cuts into stages; without ``split``, the source for training. Cannot be
-            combined with ``train``, ``val``, ``test`` and ``predict``.
+        source: One source, which ``split`` cuts into stages, in place of ``train``, ``val``, ``test`` and ``predict``;
+            without ``split``, the source for training.
         split: The share of each stage, as in ``{"train": 0.7, "val": 0.15, "test": 0.15}``, or the list of its groups
             or of its values of ``by``; see `split`.
         groups: The groups that a split keeps together: ``"file"``, ``"group"``, a dataset of subjects, …; see `split`.
@@ -87,8 +86,8 @@ class AsyncDataModule(pl.LightningDataModule):
         folds: Number of folds, without ``by``; see `folds`.
         train: Source for training.
         val: Source for validation, or a list of sources.
-        test: Source for test, or a list of sources.
-        predict: Source for prediction, or a list of sources.
+        test: As ``val``.
+        predict: As ``val``.
         loader: `LoaderOptions`, or a mapping of their names to values. Training shuffles unless the options say
             otherwise; evaluation does not shuffle and drops no batch.
         val_loader: Options that differ in validation; a value of None inherits.
@@ -101,19 +100,18 @@ class AsyncDataModule(pl.LightningDataModule):
         device_transform: Called with each batch on its device, on the stream that copies; for stages as above.
         statistics: ``"train"`` normalises fields in all stages by their mean and std in training: the fields of a
             `Normalize` given as ``device_transform``, which keeps its ``axis`` and ``dtype`` but not its numbers; else
-            the first field that holds no labels. Rank 0 computes them when the first loader is built, from the values
-            of the source before host transforms, which therefore must not scale or shift the values.
+            the first field that holds no labels. Rank 0 computes them when the first loader is built, from the source's
+            values; so host transforms must not scale or shift them.
         cache_dir: Folder that keeps the statistics, as in `statistics`.
-        force_resume: Whether to resume in the middle of an epoch at the same position although its order has changed:
-            other data, seed, shuffle or weights.
+        force_resume: Resume at the same position of an epoch although its order has changed: other data, seed, shuffle
+            or weights.
 
     Attributes:
         sources: The sources of each stage, by the stage's name: ``dm.sources["val"][0].locate(ids)``.
         normalize: The `Normalize` of ``statistics``, once computed: ``dm.normalize.inverse(predictions)``.
 
     Raises:
-        ConfigError: An option is wrong; the message names option and argument. Or the classes of a field differ
-            between stages.
+        ConfigError: An option is wrong, or the classes of a field differ between stages.
 
     Example:
         >>> import numpy as np
@@ -123,6 +121,8 @@ class AsyncDataModule(pl.LightningDataModule):
         >>> len(dm.train_dataloader()), dm.val_dataloader(), dm.num_classes
         (3, [], {'y': 4})
     """
+
+    trainer: Any  # no type checker sees where Lightning sets its attributes
 
     def __init__(
         self,
@@ -170,8 +170,6 @@ class AsyncDataModule(pl.LightningDataModule):
         self.normalize: Normalize | None = None
         self._statistics = statistics and (device_transform, cache_dir)
         self.force_resume = force_resume
-        # A source, and the fields that host hooks make of it.
-        self._found: tuple[Source, BatchSpec] | None = None
         self._logged = set[str]()
         # The seed of the last training, the same on all ranks, for loaders whose options have none; None before a run.
         self._seed: int | None = None
@@ -180,18 +178,17 @@ class AsyncDataModule(pl.LightningDataModule):
 
     def _forget_loaders(self) -> None:
         self._loaders: weakref.WeakSet[AsyncLoader] = weakref.WeakSet()
-        # Loaders that `describe` built and that no stage has taken yet; and the training loader.
-        self._described: dict[Stage, list[tuple[LoaderArguments, AsyncLoader]]] = {}
-        self._training: weakref.ref[AsyncLoader] | None = None
+        # Loaders that `describe` built and that no stage has taken yet, and what they were built for.
+        self._described: dict[Stage, tuple[object, list[AsyncLoader]]] = {}
+        self._training: Callable[[], AsyncLoader | None] = lambda: None
 
     # -- called by Lightning ---------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
         """Agree with the other ranks on the seed, and log what `describe` says about the stages of this run."""
-        trainer: Any = self.trainer  # Any: no type checker sees where Lightning sets it
-        if trainer is not None and trainer.state.status == "running":
+        if self.trainer is not None and self.trainer.state.status == "running":
             # Lightning calls this hook on every rank. A user may call methods that build loaders on a single rank.
-            seed = trainer.strategy.broadcast(lightning_seed())
+            seed = self.trainer.strategy.broadcast(lightning_seed())
             self._seed = seed if stage == "fit" or self._seed is None else self._seed
         # Lightning warns about every stage without data, which is no mistake here.
         warnings.filterwarnings("ignore", "Total length of `(list|CombinedLoader)` across ranks is zero")
@@ -202,7 +199,7 @@ class AsyncDataModule(pl.LightningDataModule):
         """The loader of the training source; ``[]`` if there is none."""
         if self.trainer is not None:
             loops.begin_whole_epoch(self.trainer)
-        loaders, before = self._take_loaders("train"), None if self._training is None else self._training()
+        loaders, before = self._loaders_of("train"), self._training()
         if before is not None and before._wiring.resuming.saved is None:
             self._saved = None  # training has begun there
         for loader in loaders:
@@ -212,15 +209,13 @@ class AsyncDataModule(pl.LightningDataModule):
 
     def val_dataloader(self) -> list[AsyncLoader]:
         """One loader for each source."""
-        return self._take_loaders("val")
+        return self._loaders_of("val")
 
     def test_dataloader(self) -> list[AsyncLoader]:
-        """One loader for each source."""
-        return self._take_loaders("test")
+        return self._loaders_of("test")
 
     def predict_dataloader(self) -> list[AsyncLoader]:
-        """One loader for each source."""
-        return self._take_loaders("predict")
+        return self._loaders_of("predict")
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002  # Lightning passes it by name
         """Close the loaders and the files of the sources; both open again when needed."""
@@ -256,7 +251,7 @@ class AsyncDataModule(pl.LightningDataModule):
         most = max(map(len, self.sources["train"]), default=size)
         self._options = dataclasses.replace(self._options, batch_size=min(size, most))
 
-    @property
+    @functools.cached_property
     def spec(self) -> BatchSpec:
         """The fields of a batch of the first source, as host hooks return them; the first access calls the hooks.
 
@@ -265,13 +260,8 @@ class AsyncDataModule(pl.LightningDataModule):
             SourceError: The first samples cannot be read.
         """
         stage: Stage = next(stage for stage in STAGES if self.sources[stage])
-        source, options = self._first, self._options_of(stage)
         hooks = HostHooks.of(*(self._transforms[name][stage] for name in ("sample_transform", "batch_transform")))
-        if not hooks:
-            return source.spec
-        if self._found is None or self._found[0] is not source:
-            self._found = source, hooks.outcome(source, options).spec
-        return self._found[1]
+        return hooks.outcome(self._first, self._options_of(stage)).spec if hooks else self._first.spec
 
     @property
     def _first(self) -> Source:
@@ -281,8 +271,8 @@ class AsyncDataModule(pl.LightningDataModule):
     def num_classes(self) -> dict[str, int]:
         """The number of classes of each field with one whole number per sample.
 
-        It counts the names in `classes`. Without names it is one more than the largest label of all stages, since a
-        rare class may be in validation only; the labels are read once. Fields with negative values are left out.
+        It counts the names in `classes`; without names it is one more than the largest label of all stages, which are
+        read once. Fields with negative values are left out.
         """
         counts: dict[str, int] = {}
         for each in (count_classes(source) for sources in self.sources.values() for source in sources):
@@ -296,29 +286,27 @@ class AsyncDataModule(pl.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """The classes and the place of training, for a checkpoint; equal on all ranks, except for bad samples."""
-        loader = None if self._training is None else self._training()
+        loader = self._training()
         place = self._saved if loader is None else loader.state_dict()
         return {"classes": {key: list(names) for key, names in self.classes.items()}, "order": place}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore classes and place of a checkpoint.
+        """Restore the place of a checkpoint, and its numbers of classes that a source found in a table.
 
-        Classes that a table source found in its table get the numbers of the checkpoint, so that the model's outputs
-        keep their meaning. Training goes on at the place of the checkpoint, also in the middle of an epoch, with any
-        number of ranks; see `AsyncLoader.load_state_dict`.
+        Training goes on there, also in the middle of an epoch, with any number of ranks; see
+        `AsyncLoader.load_state_dict`.
 
         Raises:
-            ResumeError: The classes differ: the message names both lists, or the row with an unknown class. Or training
-                cannot go on at the place.
+            ResumeError: The classes differ, or training cannot go on at the place.
         """
         self.sources = with_saved_classes(self.sources, state_dict.get("classes", {}))
-        vars(self).pop("num_classes", None)
-        trainer: Any = self.trainer  # Any: no type checker sees where Lightning sets it
-        if trainer is None or trainer.state.fn == "fit":
-            reopen_epoch(loops.loaded_checkpoint(trainer))
+        for found in ("num_classes", "spec"):
+            vars(self).pop(found, None)
+        if self.trainer is None or self.trainer.state.fn == "fit":
+            reopen_epoch(loops.loaded_checkpoint(self.trainer))
             self._saved = state_dict.get("order")
             # If an optimizer asked for the number of steps, Lightning has built the loader before restoring its place.
-            if self._training is not None and (loader := self._training()) is not None:
+            if (loader := self._training()) is not None:
                 self._resume(loader)
 
     def _resume(self, loader: AsyncLoader) -> None:
@@ -339,9 +327,8 @@ class AsyncDataModule(pl.LightningDataModule):
     ) -> list[Replayed]:
         """Make the batches of a training step again, as the loader handed them out, transforms included.
 
-        Reads only these batches. Repeat the arguments of the run; no Trainer is needed or asked. Without a seed in the
-        options, the seed is that of this DataModule's last run or of the checkpoint given to `load_state_dict`, else
-        that of ``seed_everything``.
+        Reads only these batches. Repeat the arguments of the run; no Trainer is asked. Without a seed in the options,
+        the seed is that of the last run or of the checkpoint given to `load_state_dict`, else of ``seed_everything``.
 
         Args:
             step: The step as loggers write it: counted from 0 over all epochs.
@@ -373,9 +360,8 @@ class AsyncDataModule(pl.LightningDataModule):
         step = whole("step", step, 0)
         accumulate_grad_batches = whole("accumulate_grad_batches", accumulate_grad_batches, 1)
         source, options = self.sources["train"][0], dataclasses.replace(self._options_of("train"), workers=0)
-        on = None if device is None else torch.device(device)
-        arguments = LoaderArguments(None, source, options, rank, world_size, device=on)
-        with self._build_loader("train", arguments, 0) as loader:
+        ranks = {"rank": rank, "world_size": world_size}
+        with self._build_loader(source, options, "train", 0, device=device, **ranks) as loader:
             known = lightning_seed() if self._seed is None else self._seed
             loader._take_seed(known if self._saved is None else self._saved["seed"])
             batches, limit = len(loader), limit_train_batches
@@ -399,10 +385,8 @@ class AsyncDataModule(pl.LightningDataModule):
     def describe(self, stages: Sequence[str] = STAGES) -> str:
         """A few lines about each stage: its samples, its order, its workers and its memory."""
         lines, memory = [], 0
-        shown: list[Stage] = [stage for stage in STAGES if stage in stages]
-        for stage in shown:
-            self._described[stage] = self._build_loaders(stage)
-            for _, loader in self._described[stage]:
+        for stage in [each for each in STAGES if each in stages]:
+            for loader in self._loaders_of(stage, described=True):
                 loader.footprint.budget.check()
                 memory += loader.footprint.budget.total
                 lines += [f"{stage if n == 0 else '':<8}{line}" for n, line in enumerate(summary_lines(loader))]
@@ -437,37 +421,35 @@ class AsyncDataModule(pl.LightningDataModule):
     def _options_of(self, stage: Stage) -> LoaderOptions:
         if stage == "train":
             # For overfit_batches Lightning makes its own loaders sequential, but not ours.
-            trainer: Any = self.trainer  # Any: no type checker sees where Lightning sets it
-            if trainer is not None and trainer.overfit_batches > 0:
+            if self.trainer is not None and self.trainer.overfit_batches > 0:
                 return self._options.as_stored()
             unset = self._options.shuffle is None
             return dataclasses.replace(self._options, shuffle="auto") if unset else self._options
         return evaluation_options(stage, self._options, self._overrides[stage])
 
-    def _take_loaders(self, stage: Stage) -> list[AsyncLoader]:
-        loaders = self._build_loaders(stage)
-        self._described.pop(stage, None)
-        return [loader for _, loader in loaders]
-
-    def _build_loaders(self, stage: Stage) -> list[tuple[LoaderArguments, AsyncLoader]]:
-        # Building a loader may read all labels, so the loaders of `describe` are used again if their arguments are
-        # equal.
-        options = self._options_of(stage)
-        wanted = [LoaderArguments.of(self.trainer, source, options) for source in self.sources[stage]]
-        known = self._described.get(stage, [])
-        if [arguments for arguments, _ in known] != wanted:
-            known = [(arguments, self._build_loader(stage, arguments, n)) for n, arguments in enumerate(wanted)]
-        for _, loader in known:
+    def _loaders_of(self, stage: Stage, *, described: bool = False) -> list[AsyncLoader]:
+        """New loaders; or those of `describe`, if they fit, since building a loader may read all labels."""
+        options, sources = self._options_of(stage), tuple(self.sources[stage])
+        wanted = self.trainer, options, sources
+        known, loaders = self._described.pop(stage, (None, []))
+        if known != wanted:
+            build = functools.partial(self._build_loader, trainer=self.trainer)
+            loaders = [build(source, options, stage, number) for number, source in enumerate(sources)]
+        for loader in loaders:
             if self._seed is not None:
                 loader._take_seed(self._seed)
-        return known
+        if described:
+            self._described[stage] = wanted, loaders
+        return loaders
 
-    def _build_loader(self, stage: Stage, arguments: LoaderArguments, number: int) -> AsyncLoader:
+    def _build_loader(
+        self, source: Source, options: LoaderOptions, stage: Stage, number: int, **where: Any
+    ) -> AsyncLoader:
         if self._statistics and self.normalize is None:
             self.normalize = normalizing(self.sources["train"][0], self.spec, *self._statistics, self.trainer)
             self._transforms["device_transform"] = stage_transforms("device_transform", self.normalize)
-        loader = arguments.loader(stage, number, {name: each[stage] for name, each in self._transforms.items()})
-        wiring = loader._wiring
-        wiring.resuming.print_line, wiring.logged = print_line, self._logged
+        transforms: Any = {name: each[stage] for name, each in self._transforms.items()}
+        loader = loader_of(source, options, stage, number, **where, **transforms)
+        loader._wiring.resuming.print_line, loader._wiring.logged = print_line, self._logged
         self._loaders.add(loader)
         return loader

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,16 +17,13 @@ from lit_async_data.engine.hooks import Hook
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.resources import decoded_again, readable
 from lit_async_data.engine.stats import LEAST_S, LEAST_STEPS, Loader, LoaderStats, Verdict, Wait, Watch
-from lit_async_data.lightning.loops import Replacement, driven_loaders, pl, rank_zero_only
+from lit_async_data.lightning.loops import driven_loaders, pl, rank_zero_only
 from lit_async_data.options import Balanced
 from lit_async_data.sources.composed.composed import MixtureSource
 from lit_async_data.sources.contract.source import Remote, described
 
 log = logging.getLogger(__name__)
 log.setLevel(logging.INFO)  # shown whatever the level of the root logger, as Lightning's lines are
-
-# The key of the gauge in the progress bar: `data=host 4/4 device 2/2`.
-NAME = "data"
 
 
 def quiet(level: int = logging.INFO) -> bool:
@@ -45,29 +43,16 @@ def print_line(line: str, level: int = logging.INFO) -> None:
             if not log.hasHandlers():
                 log.addHandler(handler := logging.StreamHandler())
                 stack.callback(log.removeHandler, handler)  # the program may set up logging later
-            for handler in _handlers():
-                if getattr(handler.stream, "isatty", bool)():
-                    stack.enter_context(tqdm.external_write_mode(file=handler.stream))
+            if getattr(sys.stderr, "isatty", bool)():
+                stack.enter_context(tqdm.external_write_mode(file=sys.stderr))
             log.log(level, "%s", line)
 
 
-def _handlers() -> Iterator[logging.StreamHandler[Any]]:
-    logger: logging.Logger | None = log
-    while logger is not None:
-        yield from (each for each in logger.handlers if isinstance(each, logging.StreamHandler))
-        logger = logger.parent if logger.propagate else None
-
-
-def show_fill(trainer: pl.Trainer, shown: contextlib.ExitStack) -> None:
-    """Show the fill of the training queues in any progress bar of Lightning, until ``shown`` is closed."""
-    if trainer.progress_bar_callback is not None:
-        shown.callback(Replacement(trainer.progress_bar_callback, "get_metrics", _with_fill).undo)
-
-
-def _with_fill(get_metrics: Any, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
+def with_fill(get_metrics: Any, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
+    """What a progress bar of Lightning shows, and the fill of the training queues: ``data=host 4/4 device 2/2``."""
     metrics: dict[str, Any] = get_metrics(trainer, pl_module)
     loaders = driven_loaders(trainer.train_dataloader) if trainer.state.fn == "fit" else []
-    return metrics | {NAME: ", ".join(loader.fill for loader in loaders)} if loaders else metrics
+    return metrics | {"data": ", ".join(loader.fill for loader in loaders)} if loaders else metrics
 
 
 STAGES = {"val": "validation", "test": "test", "predict": "prediction"}
@@ -79,14 +64,14 @@ NOTICEABLE = 0.1
 class EpochWaits:
     def __init__(self, stats: Sequence[LoaderStats] = ()) -> None:
         self.summary = Wait()
-        self.wall_s = self._ended_s = 0.0  # time of the steps so far, and the end of the last step
-        self._before, self._fill_sum = stats, 0
+        self._before, self._ended_s, self._fill_sum = stats, 0.0, 0  # the end of the last step
 
     def step(self, stats: Sequence[LoaderStats], now_s: float, busy_s: float, *, first: bool) -> None:
         waited_s = sum(each.last_wait_s for each in stats)
-        self.wall_s += now_s - self._ended_s if self._ended_s else waited_s + busy_s
+        if self._ended_s:
+            busy_s = now_s - self._ended_s - waited_s
         self._ended_s = now_s
-        self.summary += Wait(1, 0.0 if first else waited_s, waited_s if first else 0.0)
+        self.summary += Wait(1, 0.0 if first else waited_s, waited_s if first else 0.0, busy_s)
         self._fill_sum += sum(each.queue_fill for each in stats)
 
     def pause(self) -> None:
@@ -96,9 +81,8 @@ class EpochWaits:
         """The means of the epoch. Adds the waits of the device, which are known late, to the summary."""
         pairs = zip(self._before, stats, strict=False)
         waits = [now.device.since(before.device) for before, now in pairs if now.device is not None]
-        waited, summary = sum(waits, Wait()), self.summary
-        busy_s, device_s = self.wall_s - summary.waited_s, waited.waited_s if waits else None
-        self.summary = summary = summary + Wait(busy_s=busy_s, device_s=device_s)
+        waited = sum(waits, Wait())
+        self.summary = summary = self.summary + Wait(device_s=waited.waited_s if waits else None)
         if not stats or not summary.steps:
             return {}
         wait_ms = 1e3 * summary.wait_s / max(summary.steps - 1, 1)
@@ -165,9 +149,8 @@ class Verdicts:
 def summary_lines(loader: AsyncLoader) -> list[str]:
     """Three lines: samples and fields; batch, steps and the cost of the shuffle; workers and memory."""
     source, options, footprint = loader.source, loader.options, loader.footprint
-    step = options.batch_size * loader.world_size
+    most, step = "at most " if options.batch_by is not None else "", options.batch_size * loader.world_size
     ranks = f" × {loader.world_size} ranks = {step}" if loader.world_size > 1 else ""
-    most = "at most " if options.batch_by is not None else ""
     drawing, depth = "", f", queue depth {options.queue_depth}" if footprint.workers.threads else ""
     if options.drawn:
         by = f"balanced {options.weights.field}" if isinstance(options.weights, Balanced) else "weights"
@@ -219,25 +202,22 @@ def _shuffle(loader: AsyncLoader) -> str:
         several, each = min(groups * own, order.batch_size, chunks.chunks), source.chunks.chunks_per_run
         what = "volumes" if source.chunks.amplification else "chunks"
         which = f"{several:,} of {chunks.chunks:,} {what if each == 1 else f'stretches of up to {each} chunks'}"
-        return f"chunk: a batch draws from about {which}; {_decoding_cost(loader)}"
+        return f"chunk: a batch draws from about {which}{_decoding_cost(loader)}"
     of = source.chunks
     kept = amplification == 1 and (not of.alone or of.alone > of.amplification)  # alone, patches would decode more
     if of.rows == 1:
-        often = "each time it is drawn" if loader.options.drawn else "once per epoch"
-        often += "; shuffle=chunk fetches them in blocks" if source.chunks.remote and source.chunks.runs else ""
-        return f"global: every sample is read alone, {often}"
+        blocks = "; shuffle=chunk fetches them in blocks" if of.remote and of.runs else ""
+        return f"global: every sample is read alone{blocks}"
     return f"global: {'each chunk is decoded once and kept' if kept else decoded_again(amplification, of)}"
 
 
 def _decoding_cost(loader: AsyncLoader) -> str:
     chunks, held = loader.source.chunks, loader.footprint.budget.decoded
-    if not held and loader.source.chunks.remote:
-        return "the samples of a chunk are fetched together"
     if not held:
-        return "files of one folder are read together" if chunks.reading == "decoded" else "nothing is decoded"
+        return ""
     which = "every chunk" if chunks.largest else "every chunk of the largest field"
     if chunks.amplification:
         wasted = f"about {chunks.amplification:.1f} bytes are decoded for each one that patches use"
-        return f"{wasted}; the decoded chunks of volumes take {readable(held)}"
+        return f"; {wasted}; the decoded chunks of volumes take {readable(held)}"
     often = "once" if loader.footprint.amplification == 1 else f"{loader.footprint.amplification:.1f} times"
-    return f"{which} is decoded {often} per epoch; decoded chunks take {readable(held)}"
+    return f"; {which} is decoded {often} per epoch; decoded chunks take {readable(held)}"

@@ -1,11 +1,9 @@
 """The Lightning package in use, the counters and loaders of its loops, and its private attributes.
 
-``pytorch_lightning`` and ``lightning.pytorch`` are the same code under two names, and the Trainer of one refuses the
-DataModules and callbacks of the other. This module uses the package that is already imported, or ``pytorch_lightning``
-if neither or both are.
-
-No other module uses private attributes of Lightning. Checked with Lightning 2.5.5 and 2.6.6. If a later version lacks
-a private attribute, its default here holds.
+``pytorch_lightning`` and ``lightning.pytorch`` are the same code, but the Trainer of one refuses DataModules and
+callbacks of the other. This module uses the package that is imported already, or ``pytorch_lightning`` if neither or
+both are. No other module uses private attributes of Lightning. Checked with Lightning 2.5.5 and 2.6.6; where a later
+version lacks a private attribute, its default here holds.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import importlib
 import math
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lit_async_data.engine.loader.async_loader import AsyncLoader
@@ -26,15 +24,16 @@ from lit_async_data.errors import AsyncDataError
 if TYPE_CHECKING:
     import pytorch_lightning as pl
     from pytorch_lightning.utilities import rank_zero_only
+    from pytorch_lightning.utilities.model_helpers import is_overridden
 else:
     _name = "pytorch_lightning"
     if "lightning.pytorch" in sys.modules and _name not in sys.modules:
         _name = "lightning.pytorch"
     pl = importlib.import_module(_name)
     rank_zero_only = importlib.import_module(f"{_name}.utilities.rank_zero").rank_zero_only
+    is_overridden = importlib.import_module(f"{_name}.utilities.model_helpers").is_overridden
 
-
-__all__ = ["pl", "rank_zero_only"]
+__all__ = ["is_overridden", "pl", "rank_zero_only"]
 
 
 class Replacement:
@@ -65,13 +64,8 @@ class Replacement:
                 setattr(self._owner, self._name, self._original)
 
 
-# The counters of batches, in the order in which Lightning raises them.
-COUNTERS = ("ready", "started", "processed", "completed")
-
-
-def batches(trainer: pl.Trainer) -> Any:
-    progress: Any = trainer.fit_loop.epoch_loop.batch_progress  # Any: its annotations name another class of counters
-    return progress.current
+def batches(trainer: Any) -> Any:  # Any, here and below: annotations of Lightning name another class of counters
+    return trainer.fit_loop.epoch_loop.batch_progress.current
 
 
 def trained(trainer: pl.Trainer) -> int:
@@ -79,10 +73,9 @@ def trained(trainer: pl.Trainer) -> int:
     return int(batches(trainer).processed)
 
 
-def epoch(trainer: pl.Trainer) -> int:
+def epoch(trainer: Any) -> int:
     """The epoch that Lightning names to samplers."""
-    progress: Any = trainer.fit_loop.epoch_progress
-    return int(progress.current.processed)
+    return int(trainer.fit_loop.epoch_progress.current.processed)
 
 
 def is_last(trainer: pl.Trainer) -> bool:
@@ -102,7 +95,7 @@ def set_left(trainer: pl.Trainer, left: int, *, is_last: bool) -> None:
     counters = batches(trainer)
     trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = is_last
     shift = int(trainer.num_training_batches) - left - counters.processed
-    for name in COUNTERS:
+    for name in ("ready", "started", "processed", "completed"):
         setattr(counters, name, getattr(counters, name) + shift)
 
 
@@ -140,12 +133,6 @@ def logged_step(trainer: Any) -> int:
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)  # noqa: SLF001
 
 
-def loops_of(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The state of the fit loop in a checkpoint; empty if it has none."""
-    found: Mapping[str, Any] = checkpoint.get("loops", {}).get("fit_loop", {})
-    return found if found.get("epoch_progress") and found.get("epoch_loop.batch_progress") else {}
-
-
 def loaded_checkpoint(trainer: Any) -> Mapping[str, Any]:
     """The whole checkpoint; Lightning passes a DataModule only its own part."""
     return getattr(getattr(trainer, "_checkpoint_connector", None), "_loaded_checkpoint", None) or {}
@@ -167,15 +154,6 @@ def loaders_of(loop: Any) -> Sequence[Any]:
 def iterators_of(loop: Any) -> Sequence[Any]:
     """The iterators of a loop's loaders; empty until they have begun."""
     return getattr(getattr(getattr(loop, "_combined_loader", None), "_iterator", None), "iterators", ())
-
-
-def loops_that_run(trainer: Any) -> Iterator[tuple[Any, bool]]:
-    """The loops of a run that take batches, each with whether it trains."""
-    if trainer.state.fn == "fit":
-        yield trainer.fit_loop, True
-        yield trainer.fit_loop.epoch_loop.val_loop, False
-    else:
-        yield getattr(trainer, f"{trainer.state.fn.value}_loop"), False
 
 
 # Loaders whose copies a callback can start.
@@ -205,17 +183,16 @@ def drive(loader: BaseLoader, reference: weakref.ref[pl.Trainer]) -> None:
     loader._wiring.priority = lambda one: _priority(reference(), itself(), one)
 
 
-def _priority(trainer: pl.Trainer | None, loader: BaseLoader | None, one: Pass) -> int | None:
+def _priority(trainer: Any, loader: BaseLoader | None, one: Pass) -> int | None:
     """The priority of a pass for the engine; None if no loop of the Trainer iterates over the loader itself."""
     if trainer is None or loader is None or trainer.state.status != "running":
         return None
-    found = None
-    for loop, trains in loops_that_run(trainer):
-        if any(each is loader for each in loaders_of(loop)):
-            found = USERS
-            if any(each is one for each in iterators_of(loop)):
-                return TRAINING if trains else EVALUATION
-    return found
+    loops = {EVALUATION: getattr(trainer, f"{trainer.state.fn.value}_loop")}
+    if trainer.state.fn == "fit":
+        loops = {TRAINING: trainer.fit_loop, EVALUATION: trainer.fit_loop.epoch_loop.val_loop}
+    taking = {priority: loop for priority, loop in loops.items() if any(each is loader for each in loaders_of(loop))}
+    passes = [priority for priority, loop in taking.items() if any(each is one for each in iterators_of(loop))]
+    return next(iter(passes), USERS if taking else None)
 
 
 def steps_wanted(reference: weakref.ref[pl.Trainer], stage: str, number: int) -> tuple[int | None, int | None]:

@@ -23,6 +23,7 @@ from lit_async_data.lightning.loops import loaders_in, on_rank_zero, pl
 from lit_async_data.options import explains_names
 from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.composed.composed import check_whole
+from lit_async_data.sources.contract.source import starts
 from lit_async_data.sources.hdf5.storage.codecs import read_chunk, write_chunk
 from lit_async_data.sources.local_files import expanded, not_local
 from lit_async_data.sources.table.formats import arrow
@@ -236,8 +237,7 @@ class PredictionWriter(pl.Callback):
     def _check_free(self) -> None:
         empty = not os.path.islink(self.path) and os.path.isdir(self.path) and not os.listdir(self.path)
         if os.path.lexists(self.path) and not empty:
-            what = f"{self.path} exists; move or delete it, or give PredictionWriter another path"
-            raise ConfigError(what, "path", file=self.path)
+            raise ConfigError(f"{self.path} exists; move or delete it, or give another path", "path", file=self.path)
 
     def _make_partial(self) -> None:
         os.makedirs(self._partial, exist_ok=True)
@@ -277,9 +277,8 @@ class LoaderPredictions:
         self._steps, self._path, self._total = steps, path, self._plan.position(steps)
         self._done, self._fields = 0, dict[str, Field]()
         self._parts: list[TablePart | ArrayPart] = []
-        ends = np.cumsum([part.samples for part in self._source.parts])
-        firsts = [int(end) - part.samples for end, part in zip(ends, self._source.parts, strict=True) if part.samples]
-        located = self._source.locate(self._source.ids(np.array(firsts, np.int64)))
+        firsts = np.unique(starts([part.samples for part in self._source.parts]))[:-1]
+        located = self._source.locate(self._source.ids(firsts))
         absent = {name for name, value in ABSENT.items() if all(_of(each, name) == value for each in located)}
         self._locations = [name for name in LOCATION_COLUMNS[1:] if name not in absent]
 
@@ -292,8 +291,7 @@ class LoaderPredictions:
         values = predicted(outputs, max(count, options.batch_size) if options.pad_last else count, where)
         values, columns = {name: of[:count] for name, of in values.items()}, self._located(samples)
         if options.on_error != "raise":
-            values, missing = placed(values, samples, samples if read is None else np.array(read))
-            columns[MISSING] = missing
+            values, columns[MISSING] = placed(values, samples, samples if read is None else np.array(read))
         if not self._parts:
             self._open(fields_of(values), fields_of(columns))
         if fields_of(values) != self._fields:
@@ -357,8 +355,7 @@ def _of(location: Any, name: str) -> Any:
 def placed(values: Mapping[str, Values], samples: Indices, read: Indices) -> tuple[dict[str, Values], Values]:
     """The predictions, with empty rows for the samples that were not read; and a mask of these."""
     if MISSING in values:
-        what = f"{MISSING!r} is the column of samples that could not be read; rename the key"
-        raise ConfigError(what, "predict_step")
+        raise ConfigError(f"{MISSING!r} is the column of samples that could not be read; rename it", "predict_step")
     missing, rows = ~np.isin(samples, read), np.flatnonzero(np.isin(read, samples))
     found: dict[str, Values] = {}
     for name, column in values.items():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import logging
 import os
 import time
@@ -30,8 +29,8 @@ from lit_async_data.engine.prefetch.loader import (
 )
 from lit_async_data.engine.stats import Wait
 from lit_async_data.lightning import loops, resume
-from lit_async_data.lightning.display import EpochWaits, Verdicts, print_line, quiet, show_fill
-from lit_async_data.lightning.loops import DrivenLoader, Replacement, drive, driven_loaders, is_only, pl
+from lit_async_data.lightning.display import EpochWaits, Verdicts, print_line, quiet, with_fill
+from lit_async_data.lightning.loops import DrivenLoader, Replacement, drive, driven_loaders, is_only, is_overridden, pl
 from lit_async_data.options import explains_names, whole
 
 # Lightning's batch hooks that need the batch in host memory, in the order in which Lightning calls them.
@@ -40,7 +39,6 @@ HOST_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device")
 
 def overridden_host_hook(trainer: pl.Trainer) -> str | None:
     """The user's hook that gets batches in host memory, as ``"Model.transfer_batch_to_device"``; None without one."""
-    is_overridden = importlib.import_module(f"{pl.__name__}.utilities.model_helpers").is_overridden
     owners = [each for each in (getattr(trainer, "datamodule", None), trainer.lightning_module) if each is not None]
     found = (f"{type(owner).__name__}.{hook}" for hook in HOST_HOOKS for owner in owners if is_overridden(hook, owner))
     return next(found, None)
@@ -99,33 +97,30 @@ def _end_workers(loader: Any) -> None:
 class DevicePrefetcher(pl.Callback):
     """Prefetches for every loader that the Trainer iterates over, in fit, validate, test and predict.
 
-    It starts the copies of `AsyncLoader` and `PrefetchedLoader`. It wraps every ``DataLoader`` of torch as `prefetched`
-    does, after Lightning has given it the sampler of this rank. The LightningModule and the DataModule stay as they
-    are. Wrap other iterables in `prefetched`. Not thread-safe: Lightning calls it from one thread.
+    It starts the copy of the next batch of an `AsyncLoader` or `PrefetchedLoader` when a step begins, and never waits
+    for a reader or a copy. It wraps every ``DataLoader`` of torch as `prefetched` does; wrap other iterables yourself.
+    While training runs, it reads the first batches of validation into host memory. If the LightningModule or the
+    DataModule overrides ``transfer_batch_to_device`` or ``on_before_batch_transfer``, it prefetches into host memory
+    only, where that hook must get the batch. Not thread-safe: Lightning calls it from one thread.
 
-    It starts the copy of the next batch when a step begins, and never waits for a reader or a copy. While training
-    runs, it reads the first batches of validation into host memory. If the LightningModule or the DataModule overrides
-    ``transfer_batch_to_device`` or ``on_before_batch_transfer``, it prefetches into host memory only, because that hook
-    must get the batch there.
-
-    A run may resume with another batch size or number of ranks: the callback corrects Lightning's count of the
-    remaining batches. It also restores the places of training loaders that Lightning forgets, and repeats a batch whose
-    step failed (of every loader, if training uses several). See docs/training/resume.md.
+    With it, a run may resume with another batch size or number of ranks, training loaders keep places that Lightning
+    forgets, and a batch whose step failed comes again (of every loader, if there are several). See
+    docs/training/resume.md.
 
     It logs ``data/wait_ms``, ``data/device_wait_ms``, ``data/queue_fill``, ``data/epoch_gap_ms``, ``data/read_mb_s``
     and ``data/bad_samples`` every ``log_every_n_steps`` steps, and puts their means over each epoch into
-    ``trainer.callback_metrics``. After an epoch, rank 0 logs one sentence: how long training waited, for what, and
-    which option can help; likewise after validation, test and prediction. In fit the progress bar shows ``host 4/4
-    device 2/2``: ready batches, and the most that can be ready. A level above INFO of the logger ``lit_async_data``
-    turns off sentence and progress. See docs/training/metrics.md.
+    ``trainer.callback_metrics``. After an epoch of training or evaluation, rank 0 logs one sentence: how long the loop
+    waited, for what, and which option can help. In fit the progress bar shows ``host 4/4 device 2/2``: ready batches,
+    and the most that can be ready. A level above INFO of the logger ``lit_async_data`` turns off both. See
+    docs/training/metrics.md.
 
     Args:
-        device_depth: Batches copied ahead of the one in use, for every loader. None: the number that an `AsyncLoader`
-            or a `PrefetchedLoader` has itself, and 2 for each wrapped DataLoader. With 0 nothing is read or copied
-            ahead, but the waits are still measured, as the baseline of a comparison.
+        device_depth: Batches copied ahead of the one in use, for every loader. None: the loader's own number, and 2 for
+            each DataLoader. With 0 nothing is read or copied ahead, only measured, as the baseline of a comparison.
 
     Attributes:
         waited: How long training waited, over all training with this callback: a `Wait`.
+        evaluated: How long validation, test and prediction waited, by ``"val"``, ``"test"`` and ``"predict"``.
 
     Raises:
         ConfigError: An argument is wrong.
@@ -146,6 +141,7 @@ class DevicePrefetcher(pl.Callback):
         self._step_began = self._asked_s = 0.0
         self._logged_step = -1
         self._gauge, self._takeover, self._verdicts = contextlib.ExitStack(), Takeover(), Verdicts()
+        self.evaluated: dict[str, Wait] = self._verdicts.evaluated
         self._first_batch_due = self._hook_announced = False
         self._orders: list[Any] = []  # the orders of a checkpoint, until training begins
 
@@ -154,7 +150,7 @@ class DevicePrefetcher(pl.Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         # Strategies that spawn pickle this object; loaders stay in the process that built them.
-        own = ("_active", "_driven", "_gauge", "_takeover", "_verdicts")
+        own = ("_active", "_driven", "_gauge", "_takeover", "_verdicts", "evaluated")
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -167,27 +163,22 @@ class DevicePrefetcher(pl.Callback):
         self._takeover.attach(trainer, self.device_depth)
         self._gauge.close()
         self._gauge.callback(Replacement(trainer.strategy, "batch_to_device", self._moved).undo)
-        if stage == "fit" and not quiet():
-            show_fill(trainer, self._gauge)
+        if stage == "fit" and trainer.progress_bar_callback is not None and not quiet():
+            self._gauge.callback(Replacement(trainer.progress_bar_callback, "get_metrics", with_fill).undo)
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Restore the orders of DataLoaders, and the rest of a cut epoch."""
         resume.reopen_epoch(checkpoint)
         self._orders = checkpoint.get(resume.ORDERS, [])
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Save the orders of DataLoaders, so that a run can go on in the middle of an epoch."""
         resume.save_orders(trainer, driven_loaders(trainer.train_dataloader), checkpoint)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Drive the training loaders, and move them to the place of a resumed run.
-
-        A run that resumes in mid-epoch calls no other hook before its first batch.
-        """
+        """Drive the training loaders; a run that resumes in mid-epoch calls no other hook before its first batch."""
         self._activate(trainer, trainer.val_dataloaders, evaluated=True)  # which refuses some, before a step is lost
         self._begin_epoch(trainer)
         resume.restore_loaders(trainer)
@@ -202,10 +193,9 @@ class DevicePrefetcher(pl.Callback):
             why = "since the options of an AsyncLoader ask for a shuffle or weights; leave them out"
             print_line(f"overfit_batches takes other batches in each epoch, {why}", logging.WARNING)
         if not self._active:
+            cure = "so nothing is prefetched or measured; give the Trainer prefetched(loader)"
             print_line(
-                "DevicePrefetcher: training uses neither an AsyncLoader nor a DataLoader of torch, so nothing is "
-                "prefetched or measured; give the Trainer prefetched(loader)",
-                logging.WARNING,
+                f"DevicePrefetcher: training uses neither an AsyncLoader nor a DataLoader, {cure}", logging.WARNING
             )
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -259,20 +249,6 @@ class DevicePrefetcher(pl.Callback):
 
     def _begin_epoch(self, trainer: pl.Trainer) -> None:
         self._activate(trainer, trainer.train_dataloader)
-        self._count(trainer)
-        self._epoch, self._first_batch_due = EpochWaits([loader.stats() for loader in self._active]), True
-        self._verdicts.begin("train", self._active)
-
-    @property
-    def evaluated(self) -> dict[str, Wait]:
-        """How long validation, test and prediction waited, by ``"val"``, ``"test"`` and ``"predict"``."""
-        return self._verdicts.evaluated
-
-    def _counted(self, trainer: pl.Trainer) -> list[AsyncLoader]:
-        """The `AsyncLoader` whose batches the Trainer counts; none if training uses several loaders."""
-        return [each for each in self._active if isinstance(each, AsyncLoader) and is_only(trainer.train_dataloader)]
-
-    def _count(self, trainer: pl.Trainer) -> None:
         reference = weakref.ref(trainer)
         for loader in self._active:
             if isinstance(loader, AsyncLoader):
@@ -280,6 +256,12 @@ class DevicePrefetcher(pl.Callback):
                 loader._wiring.steps_wanted = functools.partial(resume.training_steps, reference, weakref.ref(loader))
             else:
                 loader.counted = functools.partial(resume.trained, reference)
+        self._epoch, self._first_batch_due = EpochWaits([loader.stats() for loader in self._active]), True
+        self._verdicts.begin("train", self._active)
+
+    def _counted(self, trainer: pl.Trainer) -> list[AsyncLoader]:
+        """The `AsyncLoader` whose batches the Trainer counts; none if training uses several loaders."""
+        return [each for each in self._active if isinstance(each, AsyncLoader) and is_only(trainer.train_dataloader)]
 
     def _activate(self, trainer: pl.Trainer, loaders: Any, *, evaluated: bool = False) -> None:
         self._active = driven_loaders(loaders)
@@ -294,8 +276,7 @@ class DevicePrefetcher(pl.Callback):
                 quarantine.path = quarantine.path or path
 
     def _read_around(self) -> list[AsyncLoader]:
-        ours = [each for each in self._active if isinstance(each, AsyncLoader)]
-        return [each for each in ours if each.options.on_error != "raise"]
+        return [each for each in self._active if isinstance(each, AsyncLoader) and each.options.on_error != "raise"]
 
     def _log_bad_samples(self, pl_module: pl.LightningModule, name: str) -> None:
         if around := self._read_around():
@@ -397,7 +378,7 @@ class DevicePrefetcher(pl.Callback):
         # loggers already have the values of steps under these names.
         trainer.callback_metrics.update(metrics)
         who = "training" if self._epoch.summary.device_s is None else "the device"
-        print_line(self._verdicts.epoch(trainer, pl_module.device, who, self._epoch.wall_s))
+        print_line(self._verdicts.epoch(trainer, pl_module.device, who, self._epoch.summary.total_s))
 
     def on_validation_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0

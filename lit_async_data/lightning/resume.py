@@ -27,6 +27,7 @@ from lit_async_data.order.epoch_cursor import OrderState, Place
 from lit_async_data.order.plan import Limits
 
 ORDERS = "lit_async_data.dealt_orders"  # the key in a checkpoint
+ANOTHER = "resume from another checkpoint"
 
 
 def training_steps(
@@ -66,7 +67,7 @@ def _steps_of_one_among_several(
         if not done:  # all loaders begin the epoch
             _resuming(loader).cursor.resume(None)
         elif saved.position and not saved.over and (changed := _resuming(loader).changed_steps(saved, alone=False)):
-            raise ResumeError(changed, file=_file(trainer))
+            raise _refusal(trainer, changed)
         elif (cursor := _resuming(loader).cursor).coming is not saved:
             cursor.set_epoch(saved.epoch)
     _resuming(loader).done = functools.partial(_done, reference, done)
@@ -75,7 +76,7 @@ def _steps_of_one_among_several(
 
 def reopen_epoch(checkpoint: Mapping[str, Any]) -> None:
     """Make a resumed run train the rest of a cut epoch, if the checkpoint has a place in the data."""
-    state = loops.loops_of(checkpoint)
+    state = checkpoint.get("loops", {}).get("fit_loop")
     if state and (state["state_dict"].get("combined_loader") or any(checkpoint.get(ORDERS, ()))):
         loops.reopen_epoch(state)
 
@@ -96,16 +97,17 @@ def count_again(trainer: pl.Trainer, loader: AsyncLoader) -> None:
     elif saved.over:  # drop_last drops the rest; Lightning would begin an epoch without remaining batches again
         loops.set_left(trainer, 1, is_last=True)
     elif place is not None:
-        what = f"with {trainer.limit_train_batches}, the epoch ends before the saved place, sample {place.position} of "
-        what += f"{loader.order.length}; raise it, or resume from another checkpoint"
-        raise ResumeError(f"limit_train_batches: {what}", file=_file(trainer))
+        what = (
+            f"limit_train_batches: with {trainer.limit_train_batches}, the epoch ends before the saved place, sample "
+        )
+        raise _refusal(trainer, f"{what}{place.position} of {loader.order.length}; raise it, or {ANOTHER}")
 
 
 def check_begun(trainer: pl.Trainer, loader: AsyncLoader) -> None:
     """Refuse a loader that Lightning has built again after restoring the place, so that it began an epoch anew."""
     done = int(loops.batches(trainer).ready) - 1
     if trainer.fit_loop.restarting and done and not _resuming(loader).cursor.state.origin.position:
-        raise ResumeError(without_place(trainer, done), file=_file(trainer))
+        raise _without_place(trainer, done)
 
 
 def restore_loaders(trainer: pl.Trainer) -> None:
@@ -158,19 +160,15 @@ def restore_orders(trainer: pl.Trainer, loaders: Sequence[DrivenLoader], orders:
     restarting = trainer.fit_loop.restarting and trainer.fit_loop.epoch_loop.restarting
     if restarting and done and not loops.is_over(trainer):
         if len(loaders) == len(loaders_in(trainer.train_dataloader)):  # each of them says what it does
-            text = "You're resuming from a checkpoint that ended before the epoch ended and your"
-            warnings.filterwarnings("ignore", text)
+            warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before the epoch ended and")
         for number, loader in enumerate(loaders):
             if isinstance(loader, PrefetchedLoader) and not isinstance(loader, StatefulPrefetchedLoader):
                 saved: Any = orders[number] if number < len(orders) else None
                 if why := _why_order_is_lost(trainer, loader, saved):
-                    print_line(
-                        f"training goes on at batch {done} of {total} of epoch {epoch}, but its "
-                        f"{type(loader.loader).__name__} begins its order anew: {why}. Some samples come twice in this "
-                        "epoch and others never. Give it one of torch's samplers, use a loader with a state_dict, or "
-                        "AsyncDataModule",
-                        logging.WARNING,
-                    )
+                    at, kind = f"at batch {done} of {total} of epoch {epoch}", type(loader.loader).__name__
+                    lost = f"{kind} begins its order anew: {why}, so some samples come twice and others never"
+                    cure = "give it one of torch's samplers, or use a loader with a state_dict or AsyncDataModule"
+                    print_line(f"training goes on {at}, but its {lost}; {cure}", logging.WARNING)
                     going_on.remove(loader)
                 else:
                     _check_dealing(trainer, loader, saved)
@@ -195,9 +193,8 @@ def _why_order_is_lost(trainer: pl.Trainer, loader: PrefetchedLoader, saved: Any
 def _check_dealing(trainer: pl.Trainer, loader: PrefetchedLoader, saved: Mapping[str, Any]) -> None:
     now = _dealing(trainer, loader)
     if changed := [f"{key}: {saved[key]} in the checkpoint, {now[key]} now" for key in now if saved[key] != now[key]]:
-        what = f"{'; '.join(changed)}. A DataLoader goes on in the middle of an epoch only with the same values; "
-        what += "restore them. AsyncDataModule goes on with any batch_size and ranks"
-        raise ResumeError(what, file=_file(trainer))
+        what = "a DataLoader goes on in the middle of an epoch only with the same values; AsyncDataModule with any"
+        raise _refusal(trainer, f"{'; '.join(changed)}: {what} batch_size and ranks")
 
 
 def steps_left(loader: AsyncLoader, place: Place, total: int) -> int:
@@ -237,31 +234,29 @@ def _check_counters(trainer: pl.Trainer, loader: AsyncLoader, done: int, total: 
     if place is None and not done:
         return
     if saved is None:
-        raise ResumeError(without_place(trainer, done), file=_file(trainer))
+        raise _without_place(trainer, done)
     if place is not None:
         ended = place.over and loops.is_last(trainer)  # see `count_again`
         if ended or steps_left(loader, place, total) == total - done:
             return
+    cure = f"add DevicePrefetcher() to the Trainer's callbacks, or {ANOTHER}"
     if why := _resuming(loader).why_over:
-        what = f"epoch {saved.epoch} is over: {why}; but Lightning counts batches, and would not end it: add "
-        what += "DevicePrefetcher() to the Trainer's callbacks, which ends it, or resume from another checkpoint"
-        raise ResumeError(what, file=_file(trainer))
-    what = f"the Trainer counts {done} of {total} batches of epoch {loops.epoch(trainer)} as done, which does not "
-    what += f"fit the saved place, sample {saved.position} of {loader.order.length} in epoch {saved.epoch}; if "
-    what += "limit_train_batches or drop_last has changed, restore it, or add DevicePrefetcher() to the Trainer's "
-    what += "callbacks; otherwise resume from another checkpoint"
-    raise ResumeError(_resuming(loader).changed_steps(saved) or what, file=_file(trainer))
+        what = f"epoch {saved.epoch} is over: {why}; but Lightning counts batches, and would not end it: {cure}"
+    elif not (what := _resuming(loader).changed_steps(saved)):
+        what = f"the Trainer counts {done} of {total} batches of epoch {loops.epoch(trainer)} as done, which does not "
+        what += f"fit the saved place, sample {saved.position} of {loader.order.length} in epoch {saved.epoch}; if "
+        what += f"limit_train_batches or drop_last has changed, restore it, or {cure}"
+    raise _refusal(trainer, what)
 
 
-def without_place(trainer: pl.Trainer, done: int) -> str:
-    """Why a run cannot resume from a checkpoint in the middle of an epoch that has no place in the data."""
-    return (
-        f"ckpt_path: {trainer.ckpt_path or 'the checkpoint'} was written after {done} of "
-        f"{trainer.num_training_batches} batches of epoch {trainer.current_epoch}, and holds no place in the data, "
-        "since its program had another loader or an older lit_async_data: training would see some batches twice and "
-        "others never; resume from a checkpoint of an epoch's end, or load the weights alone with load_from_checkpoint"
-    )
+def _without_place(trainer: pl.Trainer, done: int) -> ResumeError:
+    """A run cannot resume from a checkpoint in the middle of an epoch that has no place in the data."""
+    steps = f"{done} of {trainer.num_training_batches} batches of epoch {trainer.current_epoch}"
+    what = f"ckpt_path: {trainer.ckpt_path or 'the checkpoint'} was written after {steps}, and holds no place in the "
+    what += "data, as of another loader or an older lit_async_data: training would see some batches twice and others "
+    what += "never; resume from a checkpoint of an epoch's end, or load the weights alone with load_from_checkpoint"
+    return _refusal(trainer, what)
 
 
-def _file(trainer: pl.Trainer) -> str | None:
-    return None if trainer.ckpt_path is None else str(trainer.ckpt_path)
+def _refusal(trainer: pl.Trainer, what: str) -> ResumeError:
+    return ResumeError(what, file=None if trainer.ckpt_path is None else str(trainer.ckpt_path))

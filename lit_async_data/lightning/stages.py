@@ -5,15 +5,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import itertools
 import math
 import os
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self, TypedDict
+from typing import Any, Literal, TypedDict
 
 import numpy as np
-import torch
 
 from lit_async_data.batch.spec import BatchSpec, contradict, listed_names
 from lit_async_data.batch.transforms import Normalize, first_measured
@@ -28,10 +26,8 @@ from lit_async_data.sources.composed.composed import SubsetSource
 from lit_async_data.sources.composed.split import draw_folds, fold_of
 from lit_async_data.sources.composed.split import split as split_source
 from lit_async_data.sources.contract.checks import check_source
-from lit_async_data.sources.contract.source import Source, read
+from lit_async_data.sources.contract.source import Source, read_all
 from lit_async_data.system import ranks_here
-
-LABELS_PER_READ = 2**20
 
 
 def class_names(source: Source) -> dict[str, tuple[str, ...]]:
@@ -68,8 +64,7 @@ def with_saved_classes(
         raise ResumeError(f"the classes are not those of the checkpoint: {error}", file=error.file) from error
     found = class_names(next(source for sources in renumbered.values() for source in sources))
     for key, names in saved.items():
-        now = found.get(key)
-        if now is not None and list(now) != names:
+        if (now := found.get(key)) is not None and list(now) != names:
             what = f"the classes of {key} are {', '.join(now)}, but were {', '.join(names)} in the checkpoint; use the "
             raise ResumeError(f"{what}same files, or give the field classes={names}, in the order of the checkpoint")
     return renumbered
@@ -108,10 +103,9 @@ def count_classes(source: Source) -> dict[str, int]:
     counts = {key: len(names) for key, names in class_names(source).items()}
     for key, field in source.spec.fields.items():
         if key not in counts and field.dtype.kind in "iu" and not field.texts and math.prod(field.shape) == 1:
-            edges = [*range(0, len(source), LABELS_PER_READ), len(source)]
-            parts = [read(source, np.arange(*each), [key])[key] for each in itertools.pairwise(edges)]
-            if min(int(part.min()) for part in parts) >= 0:
-                counts[key] = max(int(part.max()) for part in parts) + 1
+            labels = read_all(source, key)
+            if labels.min() >= 0:
+                counts[key] = int(labels.max()) + 1
     return counts
 
 
@@ -125,8 +119,7 @@ def split_sources(
     """The source of each stage, and a line that describes the split, empty without one."""
     conflicting = [stage for stage, each in by_stage.items() if each is not None]
     if conflicting:
-        what = "cannot be combined with source, split or groups, which set the source of each stage"
-        raise ConfigError(what, conflicting[0])
+        raise ConfigError("cannot be combined with source, split or groups, which set all stages", conflicting[0])
     if source is None:
         raise ConfigError("missing; split and groups only say how to cut it", "source")
     check_source("source", source)
@@ -193,61 +186,42 @@ ByStage = StageFunctions | Function | Mapping[str, Function | None] | None
 
 
 def stage_transforms(name: str, argument: ByStage) -> dict[str, Function | None]:
-    if not isinstance(argument, Mapping):
-        check_callable(name, argument)
-        if argument is None:
-            return dict.fromkeys(STAGES)
-        seen: list[Any] = []
-        return {
-            stage: StageTransform(argument, f"{name}, stage {stage}", None if stage == "train" else seen)
-            for stage in STAGES
-        }
-    functions: dict[str, Any] = dict(argument)
+    if isinstance(argument, Mapping):
+        functions, place, seen = dict[str, Any](argument), name + ".{}", None
+    else:
+        functions, place, seen = {"train": argument, "eval": argument}, name, list[Any]()
     for key, each in functions.items():
         if key not in (*STAGES, "eval"):
             raise ConfigError(f"{key!r} is not one of {', '.join(STAGES)}, eval", name)
-        check_callable(f"{name}.{key}", each)
+        check_callable(place.format(key), each)
     transforms: dict[str, Function | None] = {}
     for stage in STAGES:
         key = "eval" if stage != "train" and stage not in functions else stage
-        function, where = functions.get(key), f"{name}.{key}, stage {stage}"
-        transforms[stage] = None if function is None else StageTransform(function, where)
+        function, where = functions.get(key), f"{place.format(key)}, stage {stage}"
+        shown = None if stage == "train" else seen
+        transforms[stage] = None if function is None else StageTransform(function, where, shown)
     return transforms
 
 
-@dataclasses.dataclass(frozen=True)
-class LoaderArguments:
-    """Equal arguments give equal loaders."""
-
-    trainer: weakref.ref[pl.Trainer] | None
-    source: Source
-    options: LoaderOptions
-    rank: int = 0
-    world_size: int = 1
-    local_world_size: int | None = None
-    device: torch.device | None = None
-
-    @classmethod
-    def of(cls, trainer: pl.Trainer | None, source: Source, options: LoaderOptions) -> Self:
-        if trainer is None:
-            return cls(None, source, options)
+def loader_of(
+    source: Source, options: LoaderOptions, stage: Stage, number: int, trainer: pl.Trainer | None = None, **given: Any
+) -> AsyncLoader:
+    """The loader of a stage's source of this number; a Trainer gives it rank and device."""
+    if trainer is not None:
+        given |= {"rank": trainer.global_rank, "world_size": trainer.world_size, "device": trainer.strategy.root_device}
+    loader = AsyncLoader(source, options, **{"rank": 0, "world_size": 1} | given)
+    loader.evaluation = stage != "train"
+    wiring = loader._wiring
+    wiring.label = f"{stage}[{number}]" if number else stage
+    if trainer is not None:
         # Where Ray or torchrun starts the ranks, the Trainer may know of one device only.
-        here = max(trainer.num_devices, ranks_here())
-        ranks = trainer.global_rank, trainer.world_size, here
-        return cls(weakref.ref(trainer), source, options, *ranks, trainer.strategy.root_device)
-
-    def loader(self, stage: Stage, number: int, transforms: Mapping[str, Any]) -> AsyncLoader:
-        where: Any = {"rank": self.rank, "world_size": self.world_size, "device": self.device}
-        loader = AsyncLoader(self.source, self.options, **where, **transforms)
-        loader.local_world_size, loader.evaluation = self.local_world_size, stage != "train"
-        wiring = loader._wiring
-        wiring.label = f"{stage}[{number}]" if number else stage
-        if self.trainer is not None:
-            drive(loader, self.trainer)
-            training = functools.partial(training_steps, self.trainer, weakref.ref(loader))
-            evaluation = functools.partial(steps_wanted, self.trainer, stage, number)
-            wiring.steps_wanted = training if stage == "train" else evaluation
-        return loader
+        loader.local_world_size = max(trainer.num_devices, ranks_here())
+        reference = weakref.ref(trainer)
+        drive(loader, reference)
+        training = functools.partial(training_steps, reference, weakref.ref(loader))
+        evaluation = functools.partial(steps_wanted, reference, stage, number)
+        wiring.steps_wanted = training if stage == "train" else evaluation
+    return loader
 
 
 def check_statistics(statistics: Any, train: Sequence[Source], device_transform: Any) -> None:
@@ -270,9 +244,8 @@ def normalizing(
     names = chosen_fields(source.spec, fields)
     for name in names.values():
         if name in spec and spec[name].dtype != source.spec[name].dtype:
-            what = f"{name!r} is stored as {source.spec[name].dtype}, but a host transform converts it to "
-            what += f"{spec[name].dtype}, with another mean and std; convert it in device_transform, without statistics"
-            raise ConfigError(what, "statistics")
+            kinds = f"stored as {source.spec[name].dtype}, but a host transform converts it to {spec[name].dtype}"
+            raise ConfigError(f"{name!r} is {kinds}; convert it in device_transform, without statistics", "statistics")
     axis: dict[str, Axis] = {name: wanted.kept(key, source.spec[name]) for key, name in names.items()}
     find = functools.partial(statistics, source, fields, axis=axis, cache_dir=cache_dir)
     # A rank that is not connected to rank 0 yet gets no result from it, and computes its own.

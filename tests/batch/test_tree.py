@@ -146,14 +146,6 @@ def test_leaves_are_named_by_their_paths():
     ]
 
 
-def test_a_batch_may_be_a_leaf():
-    leaf = Leaf()
-    leaves, skeleton = flatten(leaf, is_leaf)
-    assert leaves == {"batch": leaf}
-    assert skeleton == Placeholder("batch")
-    assert rebuilt(skeleton, {"batch": 7}) == 7
-
-
 def test_the_same_leaf_twice_stays_one():
     leaf = Leaf()
     leaves, skeleton = flatten({"a": leaf, "b": [leaf, Leaf()]}, is_leaf)

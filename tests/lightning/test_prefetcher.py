@@ -1,7 +1,6 @@
 """`DevicePrefetcher` in a real Trainer: precision, the user's batch hooks, reading ahead, and metrics."""
 
 import copy
-import itertools
 import multiprocessing
 import os
 import pickle
@@ -98,17 +97,6 @@ def test_a_datamodule_that_overrides_the_transfer_is_found_too(streams, caplog):
         trainer(lad.DevicePrefetcher()).fit(Recorder(), datamodule=dm)
         assert loader.device.type == "cpu"
     assert "Own.transfer_batch_to_device is your own hook" in caplog.text
-
-
-def test_the_device_of_a_loader_can_be_set_and_the_order_goes_on(streams):
-    with on_device() as loader:
-        first = [next(loader)["index"].tolist() for _ in range(2)]
-        loader.device = "cpu"
-        rest = [batch["index"].tolist() for batch in itertools.islice(loader, 2)]  # a new pass
-        assert first == plan(0)[:2]
-        assert rest == plan(1)[:2]
-        with pytest.raises(RuntimeError, match="nowhere"):
-            loader.device = "nowhere"
 
 
 def test_what_the_callback_was_not_given_is_that_of_the_loader(streams):

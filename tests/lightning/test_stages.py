@@ -12,7 +12,7 @@ from support.lightning.datamodules import dm_of, source
 
 from lit_async_data import AsyncDataModule, Field, HDF5Source, LoaderOptions, Normalize, statistics
 from lit_async_data.errors import ConfigError, ResumeError, TransformError
-from lit_async_data.lightning.stages import LoaderArguments
+from lit_async_data.lightning.stages import loader_of
 from lit_async_data.testing import ArraySource
 
 
@@ -53,15 +53,12 @@ def weighed(weights, **options):
 BAD = {
     "no stage": ({"split": {"train": 0.7, "valid": 0.3}}, "split: 'valid' is not one of train, val, test, predict"),
     "too much": ({"split": {"train": 0.7, "val": 0.7}}, "split: the fractions add up to 1.4"),
-    "source and train": ({"train": source()}, "train: cannot be combined with source, split or groups"),
     "source and val": ({"val": source(), "split": {"train": 1}}, "val: cannot be combined with source"),
     "groups without split": ({"groups": "file"}, "groups: only with split"),
-    "balance without split": ({"balance": "y"}, "balance: only with split"),
     "no such fold": ({"fold": 5}, "fold: 5 is not one of the folds 0, 1, 2, … \\(5 in all\\)"),
     "no such value": ({"fold": 3, "by": "y"}, "fold: 3 is not one of the folds 0, 1, 2$"),
     "no side named": ({"by": np.array(["train", "dev"] * 50)}, "split: 'dev' is not one of train, val, test, predict"),
     "groups alone": ({"source": None, "groups": "file"}, "source: missing"),
-    "split with train": ({"source": None, "split": {"train": 1}, "train": source()}, "train: cannot be combined"),
     "a path": ({"source": "scans/*.h5"}, "source: 'scans/\\*.h5' is not a source; build one, as in HDF5Source"),
     "no such field": (weighed({"balanced": "z"}), "weights: 'z' is not one of the fields x, y, f, v, n"),
     "vectors": (
@@ -71,7 +68,6 @@ BAD = {
     "labels": (weighed({"balanced": [1, 0]}), r"loader.weights: \[1, 0\] is not the key.*=class_weights\(labels\)"),
     "balance": ({"loader": {"balance": 3}}, "loader.balance: no such option; use weights=Balanced"),
     "too few": (weighed(np.ones(99)), "weights: there are 99 for 100 samples"),
-    "no such weights": (weighed("z"), "weights: 'z' is not one of the fields x, y, f, v, n"),
     "vectors as weights": (weighed("v"), r"weights: v has samples of shape \(2,\)"),
     "one number": (weighed(3), "loader.weights: 3 is neither the key of a field, {balanced: KEY} .* nor a"),
     "a typo": (weighed({"balance": "y"}), "loader.weights: {'balance': 'y'} is neither .*{balanced: KEY}"),
@@ -79,7 +75,6 @@ BAD = {
     "size alone": ({"loader": {"epoch_size": 30}}, "loader.epoch_size: needs weights"),
     "balanced validation": ({"val_loader": {"weights": {"balanced": "y"}}}, "val_loader.weights: in training only"),
     "augmented validation": ({"val_loader": {"augment": True}}, "val_loader.augment: in training only; evaluation"),
-    "weighed test": ({"test_loader": {"weights": [1] * 100}}, "test_loader.weights: in training only"),
     "options": ({"val_loader": LoaderOptions(batch_size=3)}, "val_loader: LoaderOptions.* is not a mapping of options"),
     "no function": ({"device_transform": {"train": "augment"}}, "device_transform.train: 'augment' cannot be called"),
 }
@@ -96,6 +91,19 @@ def test_a_wrong_argument_beside_a_source_is_named(given, said):
 
 def fails(values):
     raise OSError("no such colour")
+
+
+def noisy(batch):
+    return {**batch, "x": batch["x"] + torch.rand(3)}
+
+
+@pytest.mark.parametrize("given", [noisy, {"eval": noisy}])
+def test_a_transform_of_training_that_draws_is_told_of_in_evaluation_alone(given, caplog):
+    with contextlib.closing(dm_of(device_transform=given)) as dm:
+        for loader in (dm.train_dataloader(), *dm.val_dataloader()):
+            loader.next()
+            told = "drew random numbers from" in caplog.text
+            assert told == (given is noisy and loader.evaluation)
 
 
 @pytest.mark.parametrize("name", ["sample_transform", "batch_transform", "device_transform"])
@@ -120,8 +128,9 @@ class Ranks:
 @pytest.mark.parametrize(("devices", "torchrun", "ranks"), [(1, "4", 4), (4, "", 4), (4, "4", 4), (1, "", 1)])
 def test_ranks_on_this_machine_are_those_of_the_trainer_or_of_who_started_it(monkeypatch, devices, torchrun, ranks):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", torchrun)
-    arguments = LoaderArguments.of(Ranks(devices), source(), LoaderOptions(batch_size=4))
-    assert arguments.local_world_size == ranks
+    trainer = Ranks(devices)
+    loader = loader_of(source(), LoaderOptions(batch_size=4), "train", 0, trainer)
+    assert (loader.rank, loader.world_size, loader.local_world_size) == (1, 4, ranks)
 
 
 def test_the_loaders_of_a_datamodule_know_their_stage_and_share_what_was_said():
@@ -258,7 +267,7 @@ def test_statistics_that_cannot_be_used_are_refused():
 
 @pytest.mark.parametrize("shape", [(1000,), (1000, 1)])
 def test_classes_are_counted_where_no_number_is_below_zero(shape, monkeypatch):
-    monkeypatch.setattr("lit_async_data.lightning.stages.LABELS_PER_READ", 300)
+    monkeypatch.setattr("lit_async_data.sources.contract.source.BLOCK_SAMPLES", 300)
     labels = np.minimum(np.arange(1000), 7 + np.arange(1000) // 999).reshape(shape)
     dm = dm_of(train=source(y=labels, z=np.zeros((1000, 2), np.int64), shift=labels - 3))
     assert dm.num_classes == {"y": 9}
@@ -307,6 +316,13 @@ def test_a_checkpoint_of_other_classes_is_refused_and_both_are_named(h5, names):
         named(h5, *names).load_state_dict(saved)
     assert f"the classes of y are {', '.join(names)}, but were cat, dog, eel in the checkpoint" in str(caught.value)
     assert "classes=['cat', 'dog', 'eel']" in str(caught.value)
+
+
+def test_spec_and_counts_follow_the_classes_of_a_checkpoint(h5):
+    dm = AsyncDataModule(train=HDF5Source(h5(labels=["cat", "dog"]), {"y": "labels"}), loader={"batch_size": 2})
+    assert (dm.spec["y"].classes, dm.num_classes) == (("cat", "dog"), {"y": 2})
+    dm.load_state_dict({"classes": {"y": ["ant", "cat", "dog"]}})
+    assert (dm.spec["y"].classes, dm.num_classes) == (("ant", "cat", "dog"), {"y": 3})
 
 
 def test_a_checkpoint_says_nothing_of_classes_without_names(h5):

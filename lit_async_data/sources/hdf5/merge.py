@@ -13,7 +13,7 @@ import numpy as np
 from lit_async_data.batch.spec import Array
 from lit_async_data.errors import ConfigError, SourceError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.composed.composed import SubsetSource
+from lit_async_data.sources.composed.composed import ConcatSource, SubsetSource
 from lit_async_data.sources.contract.source import Source, starts
 from lit_async_data.sources.hdf5.source import HDF5Source
 from lit_async_data.sources.hdf5.storage.failures import h5py
@@ -46,6 +46,9 @@ def merge_patches(predictions: Any, source: Source, path: str | os.PathLike[str]
     whole: Any = source
     while isinstance(whole, SubsetSource):
         whole = whole.source
+    if isinstance(whole, ConcatSource):
+        what = f"{whole.name} are sources put end to end; predict and merge each by itself, as with predict=[a, b]"
+        raise ConfigError(what, "source")
     parts: Any = whole.stored_parts if isinstance(whole, HDF5Source) else ()
     volumes: Any = [next((each.patches for each in part.fields.values() if each.patches), None) for part in parts]
     if not volumes or volumes[0] is None or volumes[0].drawn is not None:

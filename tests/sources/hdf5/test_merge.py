@@ -9,6 +9,7 @@ from support.sources.oracle import read
 
 from lit_async_data import (
     AsyncDataModule,
+    ConcatSource,
     ConfigError,
     Field,
     HDF5Source,
@@ -175,6 +176,7 @@ def test_what_does_not_fit_is_named_and_leaves_no_file(path, tmp_path):
         (values.astype(str), source, "predictions: sample 0 is of type <U32; give an array of numbers"),
         (values[:6], drawn, "source: .* has no patches on a grid"),
         (values[:6], ArraySource({"x": values[:6]}), "source: .* has no patches on a grid"),
+        (values, ConcatSource([source, source]), "source: .* sources put end to end; predict and merge each by itself"),
     ]:
         with pytest.raises(ConfigError, match=f"^{message}"):
             merge_patches(given, of, target)
