@@ -18,12 +18,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.order.permutation import Indices, Permutation, Permutations, derived_key, derived_keys
+from lit_async_data.order.permutation import Indices, Permutation, Permutations, derived_key, derived_keys, in_range
 
 # Up to this many chunks, their order is kept as a table: a permutation costs 100 µs per call.
 _TABLE_CHUNKS = 4096
@@ -45,12 +44,6 @@ def runs_of(counts: Indices) -> tuple[ChunkRun, ...]:
     """Chunks of ``counts`` samples; those of one size that follow each other are a run."""
     first = np.flatnonzero(np.diff(counts, prepend=-1))
     return tuple(map(ChunkRun, np.add.reduceat(counts, first).tolist(), counts[first].tolist()))
-
-
-class Group(NamedTuple):
-    number: int
-    first: int
-    end: int
 
 
 class ChunkOrder:
@@ -79,20 +72,19 @@ class ChunkOrder:
         first, rows = self._layout.extents(chunks)
         return first[which] + Permutations(rows, derived_keys(self._row_key, chunks))(ticks, which)
 
-    def group(self, number: int) -> Group:
-        if not 0 <= number < self.groups:
-            raise IndexError(f"group {number} of {self.groups}")
-        before = np.searchsorted(self._uneven, [number, number + 1])
-        first, end = self._shifts[before] + np.array([number, number + 1]) * (self.width * self.rows)
-        return Group(number, int(first), int(end))
+    def group(self, number: int) -> range:
+        """The positions of a group."""
+        bounds = np.array([number, number + 1])
+        shifts = self._shifts[np.searchsorted(self._uneven, bounds)]
+        return range(*(shifts + bounds * (self.width * self.rows)).tolist())
 
-    def group_of(self, position: int) -> Group:
+    def group_of(self, position: int) -> int:
         places, _ = self.located([position])
-        return self.group(int(places[0]) // self.width)
+        return int(places[0]) // self.width
 
     def places_of(self, group: int, begin: int = 0, step: int = 1) -> Indices:
         """The places of the chunks of a group, in the order of dealing: all, or from ``begin`` on every ``step``-th."""
-        first = self.group(group).number * self.width
+        first = group * self.width
         return np.arange(first, min(first + self.width, self.chunks))[begin::step]
 
     def first_of(self, places: Indices) -> Indices:
@@ -100,9 +92,7 @@ class ChunkOrder:
 
     def located(self, positions: npt.ArrayLike) -> tuple[Indices, Indices]:
         """The place of each position's chunk in the order of chunks, and the tick of the position."""
-        positions = np.asarray(positions, np.int64)
-        if positions.size and (positions.min() < 0 or positions.max() >= self.length):
-            raise IndexError(f"position outside an order of {self.length} samples")
+        positions = in_range(positions, self.length)
         # Without the shift of the uneven groups before it, a position has only groups of the usual size before it.
         before = np.searchsorted(self._ends, positions, side="right")
         even = positions - self._shifts[before]

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from lit_async_data.order.buckets import Buckets
-from lit_async_data.order.chunk_order import ChunkOrder, ChunkRun, Group, distinct_of
+from lit_async_data.order.chunk_order import ChunkOrder, ChunkRun, distinct_of
 from lit_async_data.order.permutation import Indices, Permutation, derived_key
 from lit_async_data.order.weights import WeightedChunkOrder, Weights, uniform
 
@@ -113,11 +113,11 @@ class Deck:
         groups or all attempts within the group failed; in a mixture, from the same source. The draw does not depend on
         the rank or on a resume. If the batch has no other sample (``alone``), a `LengthDeck` draws one of any length.
         """
-        first, end = 0, self.length
+        among = range(self.length)
         if self.chunk_order is not None and attempt < WITHIN_GROUP:
-            _, first, end = self.chunk_order.group_of(position)
-        drawn = derived_key(self.key, SUBSTITUTES, position, attempt) % (end - first)
-        return int(self.samples(np.array([first + drawn]))[0])
+            among = self.chunk_order.group(self.chunk_order.group_of(position))
+        drawn = among[derived_key(self.key, SUBSTITUTES, position, attempt) % len(among)]
+        return int(self.samples(np.array([drawn]))[0])
 
 
 class LengthDeck(Deck):
@@ -187,7 +187,7 @@ class Passes:
         self.groups = 0
         if (order := self._deck(0).chunk_order) is not None and length:
             self.width, self.rows, self.chunks, self._of_pass = order.width, order.rows, order.chunks, order.groups
-            self.groups = self.group_of(length - 1).number + 1
+            self.groups = self.group_of(length - 1) + 1
 
     def samples(self, positions: Indices) -> Indices:
         return self._first + _joined(*np.divmod(positions, self._size), self._deck)
@@ -196,14 +196,14 @@ class Passes:
         number, row = divmod(position, self._size)
         return self._first + self._deck(number).substitute(row, attempt)
 
-    def group_of(self, position: int) -> Group:
+    def group_of(self, position: int) -> int:
         number, row = divmod(min(position, self.length - 1), self._size)
-        return self.group(number * self._of_pass + self._deck(number).chunk_orders[0].group_of(row).number)
+        return number * self._of_pass + self._deck(number).chunk_orders[0].group_of(row)
 
-    def group(self, number: int) -> Group:
+    def group(self, number: int) -> range:
         passed, group = divmod(number, self._of_pass)
-        _, first, end = self._deck(passed).chunk_orders[0].group(group)
-        return Group(number, passed * self._size + first, min(passed * self._size + end, self.length))
+        positions, before = self._deck(passed).chunk_orders[0].group(group), passed * self._size
+        return range(before + positions.start, min(before + positions.stop, self.length))
 
     def places_of(self, group: int, begin: int = 0, step: int = 1) -> Indices:
         passed, number = divmod(group, self._of_pass)

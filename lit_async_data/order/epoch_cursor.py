@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 
 from lit_async_data.errors import ResumeError
-from lit_async_data.order.plan import BatchIndex, Limits, Schedule
+from lit_async_data.order.plan import UNLIMITED, BatchIndex, Limits, Schedule
 
 VERSION = 1
 MOST_EPOCHS = 2**62  # the order takes epochs of 63 bits, and the epoch after this one must be valid, too
@@ -154,6 +154,14 @@ class CursorState(NamedTuple):
         """Whether the next batch begins a pass: none is under way, or it is over and an epoch was requested."""
         return self.fresh or (self.requested is not None and self.step >= self.steps)
 
+    @property
+    def coming(self) -> Place:
+        """The first place of the next pass."""
+        requested, saved = self.requested, self.saved
+        if saved is not None and (requested is None or requested.epoch == saved.epoch):
+            return Place(saved.epoch + 1, ahead=saved.ahead) if saved.over and requested is None else saved
+        return requested or Place(self.origin.epoch + 1, ahead=self.origin.ahead + self.named)
+
 
 class EpochCursor:
     """Tracks the place of the consumer. Holds no reference to the loader, so that a dropped loader closes at once.
@@ -186,7 +194,7 @@ class EpochCursor:
 
     def _request(self, requested: Place, *, named: bool) -> None:
         state = self.state._replace(requested=requested, named=named)
-        if _coming(state).position != self.coming.position:  # batches read ahead begin elsewhere: they need another key
+        if state.coming.position != self.coming.position:  # batches read ahead begin elsewhere: they need another key
             state = state._replace(epoch=state.epoch + 1)
         self.state = state
 
@@ -200,13 +208,13 @@ class EpochCursor:
 
     @property
     def coming(self) -> Place:
-        return _coming(self.state)
+        return self.state.coming
 
     def place(self, done: int | None = None) -> Place:
         """The place of the next batch, or after ``done`` steps of the pass. May be called from any thread."""
         state = self.state  # read once: the consumer may go on
         if state.between:
-            return _coming(state)
+            return state.coming
         origin = state.origin
         if origin.over:
             return origin
@@ -218,7 +226,7 @@ class EpochCursor:
     def begin(self, steps_wanted: StepsWanted) -> None:
         """Limit the order to the steps that the consumer will take, if the next batch begins a pass."""
         if self.state.fresh:
-            steps, later = steps_wanted()  # may name the epoch
+            steps, later = (UNLIMITED if most is None else most for most in steps_wanted())  # may name the epoch
             start = 0 if self.coming.over else self.coming.position
             self.schedule = self.schedule.limited(Limits(self._next_epoch, steps, later, start))
 
@@ -241,10 +249,8 @@ class EpochCursor:
     @property
     def ended(self) -> CursorState:
         """The state after the last batch, or after a pass without remaining batches."""
-        if not self.state.fresh:
-            return self.state
-        steps, named = self.schedule.steps, self.state.named
-        return CursorState(self._next_epoch, steps, fresh=False, origin=self.coming, steps=steps, named=named)
+        last = BatchIndex(self._next_epoch, self.schedule.steps - 1)
+        return self.after(last) if self.state.fresh else self.state
 
     @property
     def wanted(self) -> BatchIndex:
@@ -256,10 +262,3 @@ class EpochCursor:
     @property
     def _next_epoch(self) -> int:
         return self.coming.epoch if self.schedule.shuffled else self.state.epoch + 1
-
-
-def _coming(state: CursorState) -> Place:
-    requested, saved = state.requested, state.saved
-    if saved is not None and (requested is None or requested.epoch == saved.epoch):
-        return Place(saved.epoch + 1, ahead=saved.ahead) if saved.over and requested is None else saved
-    return requested or Place(state.origin.epoch + 1, ahead=state.origin.ahead + state.named)

@@ -54,6 +54,13 @@ def _hash64_array(words: Words) -> Words:
     return words ^ (words >> np.uint64(31))
 
 
+def in_range(positions: npt.ArrayLike, length: int) -> Indices:
+    checked = np.asarray(positions, np.int64)
+    if checked.size and (checked.min() < 0 or checked.max() >= length):
+        raise IndexError(f"position outside an order of {length} samples")
+    return checked
+
+
 class Permutation:
     """One permutation of ``range(n)``. Immutable; safe to call from any thread.
 
@@ -74,9 +81,7 @@ class Permutation:
         return self._walked(elements, _BACKWARD)
 
     def _walked(self, values: npt.ArrayLike, rounds: range) -> Indices:
-        values = np.asarray(values, np.int64)
-        if values.size and (values.min() < 0 or values.max() >= self.n):
-            raise IndexError(f"position outside a permutation of {self.n} elements")
+        values = in_range(values, self.n)
         return self._network.walked(values.ravel(), rounds).reshape(values.shape)
 
 
@@ -95,8 +100,6 @@ class Permutations:
         """The elements at positions of the permutations with the numbers ``which``; all of shape (m,)."""
         positions, which = np.asarray(positions, np.int64), np.asarray(which, np.int64)
         n = self.n[which]
-        if positions.size and (positions.min() < 0 or (positions >= n).any()):
-            raise IndexError("position outside its permutation")
         out = np.empty(positions.shape, np.int64)
         small = n <= 2**_SMALL_BITS
         for chosen, permuted in (small, self._sorted), (~small, self._walked):

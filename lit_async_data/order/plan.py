@@ -109,9 +109,7 @@ class EpochPlan:
 
     def __len__(self) -> int:
         full, rest = divmod(self.remaining, self.batch_size * self.world_size)
-        if self.drop_last or not rest or (rest < self.world_size and self.batch_size == 1):
-            return full
-        return full + 1
+        return full + (rest > 0 and self.batch_size > 1 and not self.drop_last)
 
     def bounds(self, step: int) -> tuple[int, int]:
         """``[first, end)`` of this rank's positions in the batch of a step.
@@ -119,24 +117,23 @@ class EpochPlan:
         A last step of m < W samples would give some ranks an empty batch. So it is joined to the step before, and the
         two are split again: ⌈B/2⌉ samples per rank in the first, the rest in the second. With B = 1 they stay one step.
         """
+        if not 0 <= step < len(self):
+            raise IndexError(f"step {step} of {len(self)}")
+        return self._begin(step), self._begin(step + 1)
+
+    def _begin(self, step: int) -> int:
         steps, size = len(self), self.batch_size
-        if not 0 <= step < steps:
-            raise IndexError(f"step {step} of {steps}")
-        rest = self.remaining % (size * self.world_size)
-        joined = 0 < rest < self.world_size and not self.drop_last
-        first, end = step * size, (step + 1) * size
-        if joined and size > 1 and step == steps - 2:
-            end = first + -(-size // 2)
-        if step == steps - 1 and not self.drop_last:
-            if joined and size > 1:
-                first = (step - 1) * size + -(-size // 2)
-            end = self._rank_positions
-        return first, end
+        if step == steps and not self.drop_last:
+            return self._rank_positions
+        joined = 0 < self.remaining % (size * self.world_size) < self.world_size and not self.drop_last
+        if joined and size > 1 and step == steps - 1:
+            return (step - 1) * size + -(-size // 2)
+        return step * size
 
     @functools.cached_property
     def whole_steps(self) -> int:
-        """Steps with ``batch_size`` samples on every rank, for callers that save a call."""
-        return self.remaining // (self.batch_size * self.world_size) - 1
+        """Steps with ``batch_size`` samples on every rank, for callers that save a call; 0 for batches by length."""
+        return 0 if self.decks.buckets is not None else self.remaining // (self.batch_size * self.world_size) - 1
 
     def count(self, step: int) -> int:
         first, end = self.bounds(step)
@@ -146,7 +143,7 @@ class EpochPlan:
         """The position after the first steps, over all ranks; after all steps, the end of the epoch."""
         if steps == len(self):
             return self.length
-        return self.start + (self.bounds(steps - 1)[1] if steps else 0) * self.world_size
+        return self.start + self._begin(steps) * self.world_size
 
     def steps_to(self, position: int) -> int:
         return min(len(self), -(-(position - self.start) // (self.batch_size * self.world_size)))
@@ -193,9 +190,8 @@ class EpochPlan:
         order, decks = self.deck.chunk_orders[which], self.decks
         if decks.buckets is not None or decks.mixture is not None:  # each rank has samples of each chunk
             return order.places_of(group)
-        return order.places_of(
-            group, (self.rank + self.start - order.group(group).first) % self.world_size, self.world_size
-        )
+        begin = (self.rank + self.start - order.group(group).start) % self.world_size
+        return order.places_of(group, begin, self.world_size)
 
 
 class BatchIndex(NamedTuple):
@@ -213,12 +209,16 @@ class Share(NamedTuple):
 ALL = Share(0, 1)
 
 
+# More steps than an epoch has.
+UNLIMITED = 2**62
+
+
 class Limits(NamedTuple):
     """The part of each epoch that the consumer takes: fewer steps in a sanity check, a later start after a resume."""
 
     epoch: int = 0  # epoch of the current pass
-    steps: int | None = None  # most steps of this epoch; None for all
-    later: int | None = None  # most steps of the epochs after it; None for all
+    steps: int = UNLIMITED  # most steps of this epoch
+    later: int = UNLIMITED  # most steps of the epochs after it
     start: int = 0  # position at which this epoch begins; other epochs begin at 0
 
 
@@ -272,8 +272,8 @@ class Schedule:
         last, limit = self.steps, steps if epoch <= current else later  # without calls: this runs for each batch
         if start and epoch == current:
             last = self.steps_of(epoch)
-        if limit is not None and step < limit:  # a step beyond the limit proves the limit wrong
-            last = min(limit, last)
+        if step < limit < last:  # a step beyond the limit proves the limit wrong
+            last = limit
         return BatchIndex(epoch, step + 1) if step + 1 < last else BatchIndex(epoch + 1, 0)
 
 
@@ -371,7 +371,7 @@ def due(
         return [(None, following[shares.own(plan, 0, following, share)][:1])]
     found = list[tuple[ChunkGroup | None, Indices]]()
     for which, order in enumerate(plan.deck.chunk_orders):
-        group = order.group_of(plan.deck.reached(position, which)).number
+        group = order.group_of(plan.deck.reached(position, which))
         reading = [(end.epoch, number) for number in (group - 1, group) if number >= 0]
         if not group and begin.epoch < end.epoch:
             before = schedule.plan(end.epoch - 1).deck.chunk_orders[which]
@@ -387,7 +387,7 @@ def _due_of(
     which, epoch, number = group
     plan = schedule.plan(epoch)
     order = plan.deck.chunk_orders[which]
-    _, first, stop = order.group(number)
+    first, stop = order.group(number).start, order.group(number).stop
     following = (epoch, number + 1) if number + 1 < order.groups else (epoch + 1, 0)
     coming = schedule.plan(following[0])
     places = coming.places_begun(following[1], which)
@@ -445,10 +445,6 @@ class LengthPlan(EpochPlan):
 
     def __len__(self) -> int:
         return (len(self._edges) - 1) // self.world_size
-
-    @functools.cached_property
-    def whole_steps(self) -> int:
-        return 0
 
     def bounds(self, step: int) -> tuple[int, int]:
         if not 0 <= step < len(self):

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.order.chunk_order import ChunkExtents, ChunkRun, Group
-from lit_async_data.order.permutation import Indices, Permutation, derived_key, derived_keys
+from lit_async_data.order.chunk_order import ChunkExtents, ChunkRun
+from lit_async_data.order.permutation import Indices, Permutation, derived_key, derived_keys, in_range
 
 # The default ``ignore_index`` of torch's losses.
 IGNORED = -100
@@ -96,13 +96,6 @@ def class_weights(labels: npt.ArrayLike) -> Floats:
     return np.asarray(weights, np.float64)
 
 
-class WeighedChunks(NamedTuple):
-    firsts: Indices  # first samples
-    rows: Indices
-    sums: Floats  # sums of weights
-    usual_rows: int
-
-
 class Weights:
     """A weight for each sample, and their cumulative sum. Immutable; safe to use from any thread.
 
@@ -111,37 +104,28 @@ class Weights:
     """
 
     def __init__(self, weights: npt.ArrayLike, samples: int | None = None) -> None:
-        checked = _checked_weights(weights, samples)
-        self.samples = checked.size
-        self.edges = np.zeros(checked.size + 1)  # the sum of the weights before each sample, and the total
-        with np.errstate(over="ignore"):
-            np.cumsum(checked, out=self.edges[1:])
+        array = _as_array("weights", weights)
+        if array.dtype.kind not in "iufb":
+            raise ConfigError(f"they are of type {array.dtype}; give numbers", "weights")
+        if samples is not None and array.size != samples:
+            raise ConfigError(f"there are {array.size} for {samples} samples; give one for each sample", "weights")
+        self.samples = array.size
+        self.edges = np.zeros(array.size + 1)  # the sum of the weights before each sample, and the total
+        with np.errstate(over="ignore", invalid="ignore"):  # long doubles, and sums
+            array = array.astype(np.float64)
+            np.cumsum(array, out=self.edges[1:])
+        if (wrong := np.flatnonzero(~((array >= 0) & np.isfinite(array)))).size:
+            what = f"sample {wrong[0]} has {array[wrong[0]]}; each must be a finite number from 0 on"
+            raise ConfigError(what, "weights")
         self.edges.flags.writeable = False
         if not np.isfinite(self.edges[-1]):
             raise ConfigError("their sum exceeds the range of float64; divide all of them by the largest", "weights")
         if not self.edges[-1] > 0:
             raise ConfigError("all of them are 0; give at least one sample a weight above 0", "weights")
-        # The last result of `chunks`. Replaced as a whole, since other threads may be reading it.
-        self._chunks: tuple[tuple[ChunkRun, ...], WeighedChunks] | None = None
 
     def drawn(self, numbers: Floats) -> Indices:
         """Maps uniform numbers in [0, 1) to samples, in proportion to the weights."""
         return drawn_between(self.edges, 0, -1, numbers)
-
-    def chunks(self, runs: Sequence[ChunkRun]) -> WeighedChunks:
-        runs, cached = tuple(runs), self._chunks
-        if cached is not None and cached[0] == runs:
-            return cached[1]
-        layout = ChunkExtents(runs)
-        if layout.length != self.samples:
-            what = f"there are {self.samples} for {layout.length} samples; give one for each sample"
-            raise ConfigError(what, "weights")
-        firsts, rows = layout.extents(np.arange(layout.chunks))
-        sums = self.edges[firsts + rows] - self.edges[firsts]
-        nonzero = sums > 0
-        weighed = WeighedChunks(firsts[nonzero], rows[nonzero], sums[nonzero], layout.usual_rows)
-        self._chunks = runs, weighed
-        return weighed
 
 
 def drawn_between(edges: Floats, low: Any, high: Any, numbers: Floats) -> Indices:
@@ -168,20 +152,6 @@ def _as_array(option: str, values: npt.ArrayLike, axes: tuple[int, ...] = (1,)) 
     return array
 
 
-def _checked_weights(weights: npt.ArrayLike, samples: int | None) -> Floats:
-    array = _as_array("weights", weights)
-    if array.dtype.kind not in "iufb":
-        raise ConfigError(f"they are of type {array.dtype}; give numbers", "weights")
-    if samples is not None and array.size != samples:
-        raise ConfigError(f"there are {array.size} for {samples} samples; give one for each sample", "weights")
-    with np.errstate(over="ignore"):  # long doubles
-        array = array.astype(np.float64)
-    wrong = np.flatnonzero(~((array >= 0) & np.isfinite(array)))
-    if wrong.size:
-        raise ConfigError(f"sample {wrong[0]} has {array[wrong[0]]}; each must be a finite number from 0 on", "weights")
-    return array
-
-
 def _all(kind: type, labels: npt.NDArray[Any]) -> bool:
     return labels.dtype.kind == "O" and all(isinstance(label, kind) for label in labels)
 
@@ -195,13 +165,19 @@ class WeightedChunkOrder:
     """
 
     def __init__(self, runs: Sequence[ChunkRun], width: int, weights: Weights, length: int, key: int) -> None:
-        weighed = weights.chunks(runs)
-        self.length, self.chunks, self.rows = length, weighed.sums.size, weighed.usual_rows
+        layout = ChunkExtents(runs)
+        if layout.length != weights.samples:
+            what = f"there are {weights.samples} for {layout.length} samples; give one for each sample"
+            raise ConfigError(what, "weights")
+        firsts, rows = layout.extents(np.arange(layout.chunks))
+        sums = weights.edges[firsts + rows] - weights.edges[firsts]
+        weighed = np.flatnonzero(sums > 0)
+        self.length, self.chunks, self.rows = length, weighed.size, layout.usual_rows
         self.width = min(width, self.chunks)
-        order = Permutation(self.chunks, derived_key(key, 0))(np.arange(self.chunks))
+        order = weighed[Permutation(self.chunks, derived_key(key, 0))(np.arange(self.chunks))]
         self._sample_edges = weights.edges
-        self._firsts, self._rows = weighed.firsts[order], weighed.rows[order]
-        self._chunk_edges = np.append(0.0, np.cumsum(weighed.sums[order]))
+        self._firsts, self._rows = firsts[order], rows[order]
+        self._chunk_edges = np.append(0.0, np.cumsum(sums[order]))
         self._assign_positions(float(uniform(derived_key(key, 1), np.zeros(1, np.int64))[0]))
         self.groups = self._ends.size
         self._chunk_key, self._row_key = derived_key(key, 2), derived_key(key, 3)
@@ -211,22 +187,21 @@ class WeightedChunkOrder:
         places, rows = self.located(positions)
         return self._firsts[places] + rows
 
-    def group(self, number: int) -> Group:
-        if not 0 <= number < self.groups:
-            raise IndexError(f"group {number} of {self.groups}")
-        return Group(number, int(self._begins[number]), int(self._ends[number]))
+    def group(self, number: int) -> range:
+        return range(int(self._begins[number]), int(self._ends[number]))
 
-    def group_of(self, position: int) -> Group:
-        return self.group(int(self._groups_of(_checked_positions([position], self.length))[0]))
+    def group_of(self, position: int) -> int:
+        return int(self._groups_of(in_range([position], self.length))[0])
 
     def places_of(self, group: int, begin: int = 0, step: int = 1) -> Indices:
         """As `ChunkOrder.places_of`, in the order of first draws; all chunks if a group has more than 2¹⁸ positions."""
-        wanted, (_, first, end) = (group, begin, step), self.group(group)
-        if -(-(end - first) // step) > _MOST_DRAWN:
+        wanted, positions = (group, begin, step), self.group(group)
+        if len(positions[::step]) > _MOST_DRAWN:
             return np.arange(*self._places[group])
         latest = self._latest  # read once, and replaced as a whole: other threads may replace it
         if latest[0] != wanted:
-            places, earliest = np.unique(self.located(np.arange(first + begin, end, step))[0], return_index=True)
+            drawn = np.arange(positions.start + begin, positions.stop, step)
+            places, earliest = np.unique(self.located(drawn)[0], return_index=True)
             self._latest = latest = wanted, places[np.argsort(earliest)]
         return latest[1]
 
@@ -234,7 +209,7 @@ class WeightedChunkOrder:
         return self._firsts[places]
 
     def located(self, positions: npt.ArrayLike) -> tuple[Indices, Indices]:
-        checked = _checked_positions(positions, self.length)
+        checked = in_range(positions, self.length)
         first, end = self._places[self._groups_of(checked)].T
         places = drawn_between(self._chunk_edges, first, end, uniform(self._chunk_key, checked))
         first, end = self._firsts[places], self._firsts[places] + self._rows[places]
@@ -256,10 +231,3 @@ class WeightedChunkOrder:
         nonempty = np.flatnonzero(np.diff(bounds))
         self._begins, self._ends = bounds[nonempty], bounds[nonempty + 1]
         self._places = np.stack([cuts[nonempty], cuts[nonempty + 1]], axis=1)
-
-
-def _checked_positions(positions: npt.ArrayLike, length: int) -> Indices:
-    checked = np.asarray(positions, np.int64)
-    if checked.size and (checked.min() < 0 or checked.max() >= length):
-        raise IndexError(f"position outside an order of {length} positions")
-    return checked

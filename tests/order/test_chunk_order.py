@@ -66,10 +66,10 @@ def test_a_million_million_samples_take_no_longer(length, rows):
         if rows < 10**6:
             firsts = order.first_of(order.places_of(number))
             held = np.concatenate([np.arange(first, min(first + rows, length)) for first in firsts])
-            assert np.array_equal(np.sort(order.samples(np.arange(group.first, group.end))), np.sort(held))
-        assert order.group_of(group.first) == order.group_of(group.end - 1) == group
-        assert group.first == 0 or order.group_of(group.first - 1).end == group.first
-    assert order.group(order.groups - 1).end == length
+            assert np.array_equal(np.sort(order.samples(np.arange(group.start, group.stop))), np.sort(held))
+        assert order.group_of(group[0]) == order.group_of(group[-1]) == number
+        assert group.start == 0 or order.group_of(group.start - 1) == number - 1
+    assert order.group(order.groups - 1).stop == length
 
 
 def test_a_run_of_nothing_is_refused():

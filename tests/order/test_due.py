@@ -45,7 +45,7 @@ def keys_of(schedule, epochs):
 def chunks_of_group(schedule, epoch, number):
     plan = schedule.plan(epoch)
     group = plan.deck.chunk_order.group(number)
-    return set(plan.deck.chunk_order.samples(np.arange(group.first, group.end)) // ROWS)
+    return set(plan.deck.chunk_order.samples(np.arange(group.start, group.stop)) // ROWS)
 
 
 DRAWN = {"weights": Weights(np.arange(600) + 1.0, 600)}
@@ -59,7 +59,7 @@ def test_each_chunk_falls_due_once_while_the_group_before_is_dealt(options, shar
     schedule, found = schedule_of(**options), {}
     for begin, end in itertools.pairwise(keys_of(schedule, 2)):
         plan = schedule.plan(end.epoch)
-        reading = end.epoch, plan.deck.chunk_order.group_of(plan.deck.reached(plan.position(end.step))).number
+        reading = end.epoch, plan.deck.chunk_order.group_of(plan.deck.reached(plan.position(end.step)))
         for share in shares:
             for group, samples in due(schedule, begin, end, SHARES, share):
                 assert group >= reading
@@ -92,7 +92,7 @@ def test_each_rank_decodes_the_chunks_that_it_begins_with(start):
     for rank in range(3):
         schedule = schedule_of(4, start=start, rank=rank, world_size=3)
         plan = schedule.plan(0)
-        first_round = plan.deck.chunk_order.group(2).first + np.arange(WIDTH)
+        first_round = plan.deck.chunk_order.group(2).start + np.arange(WIDTH)
         own = plan.deck.chunk_order.samples(first_round[(first_round - start) % 3 == rank])
         begun = plan.deck.chunk_order.first_of(plan.places_begun(2))
         assert (begun // ROWS).tolist() == (own // ROWS).tolist()

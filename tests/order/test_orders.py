@@ -44,27 +44,23 @@ def test_a_whole_group_is_dealt_before_the_next_and_needs_the_chunks_it_names(by
     chunks, numbers, samples, seen, begin = chunks_of(runs), chunk_numbers(runs), all_of(order), set(), 0
     for number in range(order.groups):
         group, begun = order.group(number), order.first_of(order.places_of(number)).tolist()
-        assert (group.number, group.first) == (number, begin)
+        assert group.start == begin
         # In the order of the first samples: the chunk needed first is decoded first.
-        assert begun == [chunks[c].start for c in dict.fromkeys(numbers[samples[group.first : group.end]].tolist())]
+        assert begun == [chunks[c].start for c in dict.fromkeys(numbers[samples[group.start : group.stop]].tolist())]
         assert 1 <= len(begun) <= order.width <= width
         assert not seen & set(begun)
         seen |= set(begun)
-        assert {order.group_of(position) for position in (group.first, group.end - 1)} == {group}
-        begin = group.end
+        assert {order.group_of(position) for position in (group[0], group[-1])} == {number}
+        begin = group.stop
     assert begin == order.length
 
 
 @pytest.mark.parametrize("by_weight", [False, True])
-def test_positions_and_groups_out_of_range_are_refused(by_weight):
+def test_positions_out_of_range_are_refused(by_weight):
     runs = [ChunkRun(100, 10)]
     order = WeightedChunkOrder(runs, 4, Weights(np.ones(100)), 100, 0) if by_weight else ChunkOrder(runs, 4, 0)
     for position in (100, -1):
         for refused in (lambda at: order.samples([0, at]), order.group_of):
             with pytest.raises(IndexError, match="outside an order of 100"):
                 refused(position)
-    for number in (order.groups, -1):
-        for refused in (order.group, order.places_of):
-            with pytest.raises(IndexError, match=f"group {number} of {order.groups}"):
-                refused(number)
     assert (order.samples([]).size, order.samples([]).dtype) == (0, np.int64)

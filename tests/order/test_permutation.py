@@ -10,12 +10,7 @@ sizes = st.integers(1, 3000)
 
 
 @given(sizes, keys)
-def test_every_element_comes_once(n, key):
-    assert np.array_equal(np.sort(Permutation(n, key)(np.arange(n))), np.arange(n))
-
-
-@given(sizes, keys)
-def test_the_inverse_finds_every_position(n, key):
+def test_every_element_comes_once_where_the_inverse_finds_it(n, key):
     shuffled = Permutation(n, key)
     assert np.array_equal(shuffled.inverse(shuffled(np.arange(n))), np.arange(n))
 
@@ -39,7 +34,7 @@ def test_every_element_is_equally_likely_at_every_position(n):
 
 
 def test_a_position_outside_is_refused():
-    with pytest.raises(IndexError, match="5 elements"):
+    with pytest.raises(IndexError, match="outside an order of 5"):
         Permutation(5, 0)([5])
 
 
@@ -87,10 +82,3 @@ def test_in_many_permutations_every_element_is_equally_likely_at_every_position(
         expected, freedom = count / (n * (n - 1)), n * (n - 1) - 1
         chi2 = ((pairs - expected) ** 2 / expected).sum() - n * expected  # without the diagonal, which is impossible
         assert abs(chi2 - freedom) < 6 * np.sqrt(2 * freedom)
-
-
-def test_a_position_outside_one_of_many_is_refused():
-    shuffled = Permutations([5, 100], [0, 1])
-    for position, which in ((5, 0), (100, 1), (-1, 0)):
-        with pytest.raises(IndexError, match="outside its permutation"):
-            shuffled([position], [which])

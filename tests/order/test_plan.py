@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.plans import plan_of
 
 from lit_async_data.errors import ConfigError
-from lit_async_data.order.plan import BatchIndex, Limits, Schedule, amplification
+from lit_async_data.order.plan import UNLIMITED, BatchIndex, Limits, Schedule, amplification
 
 lengths = st.integers(1, 400)
 batches = st.integers(1, 40)
@@ -94,9 +94,9 @@ def test_a_step_outside_the_epoch_is_refused():
 @pytest.mark.parametrize(
     ("steps", "at", "then"),
     [
-        (None, (0, 1), (0, 2)),
+        (UNLIMITED, (0, 1), (0, 2)),
         # Also without a shuffle: a worker that reads an epoch ahead would claim a claimed batch, and lose its slot.
-        (None, (0, 2), (1, 0)),
+        (UNLIMITED, (0, 2), (1, 0)),
         (2, (0, 1), (1, 0)),
         (1, (0, 1), (0, 2)),  # beyond the limit, the limit does not hold
     ],

@@ -45,15 +45,7 @@ from lit_async_data.batch.spec import Array, BatchLayout, Bytes
 from lit_async_data.engine.pipeline.sample_reader import AroundBadSamples, ReadAround, ReaderSetup, is_of_a_sample
 from lit_async_data.engine.resources import WorkerTuner
 from lit_async_data.engine.supervisor import awaited, dump_stacks
-from lit_async_data.errors import (
-    AsyncDataError,
-    ClosedError,
-    MemoryBudgetError,
-    StalledError,
-    WorkerError,
-    batch_error,
-    few,
-)
+from lit_async_data.errors import ClosedError, MemoryBudgetError, StalledError, WorkerError, batch_error, few
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, KeyedSamples, Schedule
 from lit_async_data.sources.contract.source import Source
@@ -88,10 +80,6 @@ TRANSITIONS: dict[tuple[SlotState, str], SlotState] = {
     (LENT, "take"): FILLING,  # nobody sees it any more
     (COPYING, "copied"): FREE,
 }
-
-
-class IllegalTransitionError(AsyncDataError):
-    """An event that is not in the table for this state: a bug in this package."""
 
 
 class Lease:
@@ -155,15 +143,13 @@ class SlotPool:
 
         A ``timeout`` of 0 does not wait, and None waits until a slot comes, or `wake`.
         """
-        try:
-            vacant = [self.vacant.get(timeout=timeout) if timeout != 0 else self.vacant.get_nowait()]
-        except queue.Empty:
-            return None
+        vacant = list[Vacancy]()
         with contextlib.suppress(queue.Empty):
+            vacant.append(self.vacant.get(timeout=timeout))
             while True:
                 vacant.append(self.vacant.get_nowait())
-        last = vacant.pop()
-        for other in vacant:  # wakes other threads that wait
+        *others, last = vacant or [None]
+        for other in others:  # wakes other threads that wait
             self.vacant.put(other)
         if last is None:
             return None
@@ -207,15 +193,15 @@ class SlotPool:
             try:
                 self._states[slot] = state = TRANSITIONS[before, event]
             except KeyError:
-                raise IllegalTransitionError(f"slot {slot} is {before.name} and cannot {event}") from None
+                raise RuntimeError(f"slot {slot} is {before.name} and cannot {event}") from None
         if state is FREE:
             self.vacant.put(slot)
 
 
 # Reads samples into arrays, from any thread.
 Read = Callable[[KeyedSamples, Mapping[str, Array]], None]
-
-NO_SAMPLES: Indices = np.empty(0, np.int64)
+# Reads samples into the rows of a slot from one on.
+ReadAt = Callable[[int, KeyedSamples], None]
 
 
 class BatchResult(NamedTuple):
@@ -241,7 +227,7 @@ class ReadTask:
     schedule: Schedule  # the order at the time of the claim
     generation: int  # `Pipeline._generation` at that time
     worker: int | None  # None for the consumer's thread
-    ids: Callable[[Indices], Indices]  # from samples to the numbers that errors show
+    source: Source
     around: AroundBadSamples | None = None  # None if bad samples are errors
     row: int = 0  # the first row of the first batch in the slot's arrays
     one_by_one: bool = False  # whether each sample is tried by itself, since some are bad
@@ -254,21 +240,24 @@ class ReadTask:
             keyed, edges = self.schedule.plan(epoch).stretch(step, len(self.keys))
         except self._caught as caught:
             # No name holds the results: see `Pipeline._fill`.
-            return self._filled([self._failed(BatchResult(key, 0, 0), NO_SAMPLES, caught) for key in self.keys])
-        self.samples = samples = keyed.samples
-        batches = [
+            return self._filled([self._failed(BatchResult(key, 0, 0), caught) for key in self.keys])
+
+        def read_at(row: int, keyed: KeyedSamples) -> None:
+            read(keyed, layout.views_of(memory, keyed.samples, row))
+
+        self.samples = keyed.samples
+        self.reading = batches = [
             BatchResult(key, self.row + begin, end - begin)
             for key, (begin, end) in zip(self.keys, itertools.pairwise(edges), strict=True)
         ]
-        self.reading = batches
-        if len(batches) > 1 and not self._has_known(samples):
+        if len(batches) > 1 and not self._has_known(keyed.samples):
             try:
-                read(keyed, layout.views_of(memory, samples, self.row))
+                read_at(self.row, keyed)
             except self._caught:  # raised below by its batch, while the others are read
                 log.debug("reading several batches together failed", exc_info=True)
             else:
                 return FilledSlot(self.slot, batches, len(batches))
-        return self._filled([self._alone(read, layout, memory, keyed, batch) for batch in batches])
+        return self._filled([self._alone(read_at, keyed, batch) for batch in batches])
 
     def _filled(self, batches: list[BatchResult]) -> FilledSlot:
         return FilledSlot(self.slot, batches, sum(batch.error is None for batch in batches))
@@ -278,48 +267,55 @@ class ReadTask:
         """In a worker, any exception is an error of the batch; in the consumer's thread, Ctrl-C is not."""
         return Exception if self.worker is None else BaseException
 
-    def _alone(
-        self, read: Read, layout: BatchLayout, memory: Bytes, keyed: KeyedSamples, batch: BatchResult
-    ) -> BatchResult:
+    def _alone(self, read_at: ReadAt, together: KeyedSamples, batch: BatchResult) -> BatchResult:
         first = batch.first - self.row
-        keyed, self.reading = keyed[first : first + batch.rows], (batch,)
-        self.samples = samples = keyed.samples
-        if not self._has_known(samples):
-            try:
-                read(keyed, layout.views_of(memory, samples, batch.first))
-            except self._caught as caught:
-                if self.around is None or not is_of_a_sample(caught):
-                    return self._failed(batch, samples, caught)
-            else:
-                return batch
-        return self._read_around(read, layout, memory, batch)
+        keyed, self.reading = together[first : first + batch.rows], (batch,)
+        self.samples = keyed.samples
+        try:
+            if not self._has_known(keyed.samples):
+                try:
+                    read_at(batch.first, keyed)
+                except self._caught as caught:
+                    if self.around is None or not is_of_a_sample(caught):
+                        raise
+                else:
+                    return batch
+            return self._read_around(read_at, batch)
+        except self._caught as caught:
+            return self._failed(batch, caught)
 
     def _has_known(self, samples: Indices) -> bool:
         return self.around is not None and (self.around.knows(samples) or self.one_by_one)
 
-    def _read_around(self, read: Read, layout: BatchLayout, memory: Bytes, batch: BatchResult) -> BatchResult:
+    def _read_around(self, read_at: ReadAt, batch: BatchResult) -> BatchResult:
         assert self.around is not None
-        (epoch, step), samples = batch.key, NO_SAMPLES
-        try:
-            keyed, bad = self.around.choice(self.schedule.plan(epoch), step)
-            samples = keyed.samples
-            read(keyed, layout.views_of(memory, samples, batch.first))
-        except self._caught as caught:
-            return self._failed(batch, samples, caught)
+        epoch, step = batch.key
+        keyed, bad = self.around.choice(self.schedule.plan(epoch), step)
+        self.samples = samples = keyed.samples
+        read_at(batch.first, keyed)
         return batch._replace(rows=len(samples), around=ReadAround(tuple(samples.tolist()), tuple(bad)))
 
-    def _failed(self, batch: BatchResult, samples: Indices, cause: BaseException) -> BatchResult:
-        error = batch_error(cause, *batch.key, self.ids(samples).tolist(), self.worker)
-        return batch._replace(error=error)
+    def _failed(self, batch: BatchResult, cause: BaseException) -> BatchResult:
+        ids = [] if self.samples is None else self.source.ids(self.samples).tolist()
+        return batch._replace(error=batch_error(cause, *batch.key, ids, self.worker))
+
+    def told(self) -> tuple[str, dict[str, Any]]:
+        return told(self.source, self.keys[0], len(self.keys), self.samples)
 
     def __str__(self) -> str:
-        return batches_and_samples(self.keys[0], len(self.keys), [] if self.samples is None else self.ids(self.samples))
+        return self.told()[0]
 
 
-def batches_and_samples(first: BatchIndex, count: int, ids: Indices | Sequence[int]) -> str:
+def told(source: Source, first: BatchIndex, count: int, samples: Indices | None) -> tuple[str, dict[str, Any]]:
+    """Batches, and the place of their first sample if it is known, in words and as attributes of an error."""
     steps = f"batch {first.step}" if count == 1 else f"batches {first.step} to {first.step + count - 1}"
-    samples = f", samples {few(list(map(int, ids)))}" if len(ids) else ""
-    return f"{steps} of epoch {first.epoch}{samples}"
+    if samples is None:
+        return f"{steps} of epoch {first.epoch}", {}
+    ids = source.ids(samples).tolist()
+    place = source.locate(ids[:1])[0]
+    where = f"row {place.row} of {place.file}{'' if place.group == '/' else f':{place.group}'}"
+    words = f"{steps} of epoch {first.epoch}, samples {few(ids)} (the first is {where})"
+    return words, {"sample_id": ids[0], "file": place.file, "row": place.row}
 
 
 # The most seconds, about, that reading several batches into a slot takes: the first comes with the last.
@@ -333,15 +329,6 @@ class Activity(NamedTuple):
     where: Mapping[str, Any] = {}  # attributes for an error
 
 
-def place_of(source: Source, samples: Indices) -> tuple[str, dict[str, Any]]:
-    """The place of the first sample in its file, in words and as attributes of an error."""
-    ids = source.ids(samples[:1])
-    place = source.locate(ids)[0]
-    inside = "" if place.group == "/" else f":{place.group}"
-    attributes = {"sample_id": int(ids[0]), "file": place.file, "row": place.row}
-    return f"row {place.row} of {place.file}{inside}", attributes
-
-
 class Pipeline(abc.ABC):
     """Batches read ahead, in order. One consumer at a time; it may be another thread each time."""
 
@@ -350,7 +337,7 @@ class Pipeline(abc.ABC):
 
     def __init__(self, setup: ReaderSetup, *, timeout_s: float) -> None:
         self.setup, self.schedule, self.timeout_s = setup, setup.schedule, timeout_s
-        self.layout, budget = setup.layout, setup.plan.budget
+        self.layout, budget = setup.plan.layout, setup.plan.budget
         self._slots, self._most_slots = budget.slots, budget.most_slots
         self.warn_after_s = math.inf  # seconds of waiting before a warning
         self.pool = SlotPool([])
@@ -439,9 +426,16 @@ class Pipeline(abc.ABC):
     def done(self) -> Work:
         return self.work._replace(starved=self._starved)
 
-    @abc.abstractmethod
     def close(self) -> None:
         """Waits a few seconds at most. From any thread."""
+        if self.forked:  # the workers are in another process, and so may be the thread that held the lock at the fork
+            return
+        with self._lock:
+            self._closed = True
+            self._claimed.clear()
+            self.ready = 0
+        self._end_workers()
+        self.pool.clear()
 
     @property
     def forked(self) -> bool:
@@ -459,6 +453,10 @@ class Pipeline(abc.ABC):
     @abc.abstractmethod
     def _add_slots(self, count: int) -> None:
         """May raise a `MemoryBudgetError`."""
+
+    @abc.abstractmethod
+    def _end_workers(self) -> None:
+        """They must not begin another task, since the pipeline is closed."""
 
     @abc.abstractmethod
     def set_workers(self, count: int) -> None:
@@ -500,8 +498,8 @@ class Pipeline(abc.ABC):
         return keys
 
     def _task(self, slot: int, worker: int | None) -> ReadTask:
-        ids, around = self.setup.read.source.ids, self.setup.around
-        return ReadTask(slot, self._claim(), self.schedule, self._generation, worker, ids, around)
+        source, around = self.setup.read.source, self.setup.around
+        return ReadTask(slot, self._claim(), self.schedule, self._generation, worker, source, around)
 
     def _file(self, filled: FilledSlot, generation: int, work: Work, seconds: float) -> bool:
         """File a filled slot, and the work that it took; False if its batches were dropped meanwhile."""
@@ -574,12 +572,8 @@ class Pipeline(abc.ABC):
             log.warning("workers=auto: no more than %d, since the system refuses another one: %s", before, error)
             tuner.stay(before)
             return
-        if count < before:
-            log.info(
-                "workers=auto: %d again, since one more did not shorten the waiting; workers=%d begins so", count, count
-            )
-            return
-        log.info("workers=auto: %d workers now, since the loop waited for batches; workers=%d begins so", count, count)
+        why = "the loop waited for batches" if count > before else "one more did not shorten the waiting"
+        log.info("workers=auto: %d from here on, since %s; workers=%d begins so", count, why, count)
 
     def _all_read(self) -> bool:
         """Whether all workers have started, so that the waiting is due to them."""

@@ -16,15 +16,18 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from lit_async_data.batch.spec import MASK, RUN_BYTES, Array, BatchLayout, length_key, offsets_key
+from lit_async_data.batch.spec import MASK, RUN_BYTES, Array, length_key, offsets_key
 from lit_async_data.engine.hooks import FIXED, INDEX, Transformation, failure
 from lit_async_data.engine.resources import ResourcePlan
+from lit_async_data.engine.supervisor import PREPARING, report_once
 from lit_async_data.errors import AsyncDataError, ChangedError, ReadError, SourceError, TransformError, batch_error, few
 from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.permutation import Indices, derived_key, derived_keys
 from lit_async_data.order.plan import ALL, BatchIndex, EpochPlan, KeyedSamples, Schedule, Share, Shares, due
 from lit_async_data.sources.contract.source import Source, fill
 from lit_async_data.sources.contract.user_code import READING, seed_generators
+
+log = logging.getLogger(__name__)
 
 # Separate the keys of samples, of batches and of sources' global draws from the keys of the order. 3 and 4 are for host
 # hooks: see `engine/hooks.py`.
@@ -204,22 +207,29 @@ class AroundBadSamples:
         A substitute has a number below 0, since its sample also comes in its own place. Raises an error that is no
         sample's fault, and a SourceError if no substitute can be read.
         """
-        planned, bad, found, numbers = plan.stretch(step, 1)[0], list[BadSample](), list[int](), list[int]()
-        positions, stand_in = plan.positions(step).tolist(), self._policy == "substitute"
+        bad, found, stand_in = list[BadSample](), list[tuple[int, int]](), self._policy == "substitute"
+
+        def take(position: int, candidates: Iterable[tuple[int, int]]) -> bool:
+            """Take the first one that can be read."""
+            for sample, number in candidates:
+                if (error := self._tried(plan, step, sample, number)) is None:
+                    found.append((sample, number))
+                    return True
+                bad.append(BadSample(position, sample, error, sample in self._bad))
+            return False
+
+        def substitutes(position: int, *, alone: bool = False) -> Iterator[tuple[int, int]]:
+            for attempt in range(ATTEMPTS):
+                yield plan.deck.substitute(position, attempt, alone=alone), -1 - position
+
+        planned, positions = plan.stretch(step, 1)[0], plan.positions(step).tolist()
         keys = planned.keys(self._read.source.ids).tolist()
-        for position, sample, number in zip(positions, planned.samples.tolist(), keys, strict=True):
-            if (error := self._tried(plan, step, sample, number)) is None:
-                found.append(sample)
-                numbers.append(number)
-                continue
-            bad.append(BadSample(position, sample, error, sample in self._bad))
-            if stand_in:
-                others = self._substitutes(plan, step, position, bad)
-                found, stand_in = found + others, bool(others)  # without a substitute, the other bad ones are left out
-                numbers += [-1 - position] * len(others)
-        if found or (found := self._substitutes(plan, step, positions[0], bad, alone=True)):
-            numbers = numbers or [-1 - positions[0]]
-            return KeyedSamples(plan.epoch, np.array(found, np.int64), np.array(numbers, np.int64)), bad
+        for position, *own in zip(positions, zip(planned.samples.tolist(), keys, strict=True), strict=True):
+            if not take(position, own) and stand_in:
+                stand_in = take(position, substitutes(position))  # without one, the other bad samples are left out
+        if found or take(positions[0], substitutes(positions[0], alone=True)):
+            samples, numbers = np.array(found, np.int64).T.copy()
+            return KeyedSamples(plan.epoch, samples, numbers), bad
         tried = {each.sample: each.error for each in bad}
         ids = self._read.source.ids(np.array(list(tried), np.int64)).tolist()
         raise SourceError(
@@ -228,17 +238,6 @@ class AroundBadSamples:
             sample_id=ids[0],
             errors=[error for error in tried.values() if isinstance(error, SourceError)],
         ) from bad[-1].error
-
-    def _substitutes(
-        self, plan: EpochPlan, step: int, position: int, bad: list[BadSample], *, alone: bool = False
-    ) -> list[int]:
-        """A substitute for a bad sample, perhaps ``alone`` in its batch; none if all that are tried are bad."""
-        for attempt in range(ATTEMPTS):
-            sample = plan.deck.substitute(position, attempt, alone=alone)
-            if (error := self._tried(plan, step, sample, -1 - position)) is None:
-                return [sample]
-            bad.append(BadSample(position, sample, error, sample in self._bad))
-        return []
 
     def _tried(self, plan: EpochPlan, step: int, sample: int, number: int) -> Exception | None:
         if sample in self._bad:
@@ -280,12 +279,15 @@ class Ahead:
         self._fetching = False
 
     def __call__(self, schedule: Schedule, keys: Sequence[BatchIndex], unread: BatchIndex, share: Share = ALL) -> None:
-        """Prepare the batches after ``keys``, as far as ``share`` has their samples."""
+        """Prepare the batches after ``keys``, as far as ``share`` has their samples. Raises nothing."""
         # Without a lock: if two workers take the same chunks, the source decodes them once.
         begin, self._walked = min(self._walked or keys[0], unread), unread
-        for chunk_group, samples in due(schedule, begin, unread, self._shares, share):
-            self._source.decode(samples, chunk_group)
-        self._fetch(schedule, keys, share)
+        try:
+            for chunk_group, samples in due(schedule, begin, unread, self._shares, share):
+                self._source.decode(samples, chunk_group)
+            self._fetch(schedule, keys, share)
+        except Exception as error:  # noqa: BLE001  # an error of the source recurs when the batch is read
+            report_once(log, PREPARING, error)
 
     def _fetch(self, schedule: Schedule, keys: Sequence[BatchIndex], share: Share) -> None:
         if self._idle > 0:
@@ -324,7 +326,3 @@ class ReaderSetup:
     number: int = 0  # counts the setups of a pipeline
     # Log records below this level are not sent.
     level: int = dataclasses.field(default_factory=lambda: logging.getLogger("lit_async_data").getEffectiveLevel())
-
-    @property
-    def layout(self) -> BatchLayout:
-        return self.plan.layout

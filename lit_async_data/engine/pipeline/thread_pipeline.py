@@ -5,23 +5,18 @@ A worker takes a free slot, claims the next batches under the lock, and reads th
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 from lit_async_data.batch.spec import Bytes
-from lit_async_data.engine.pipeline.pipeline import Activity, Pipeline, ReadTask, place_of
+from lit_async_data.engine.pipeline.pipeline import Activity, Pipeline, ReadTask
 from lit_async_data.engine.pipeline.sample_reader import ReaderSetup
-from lit_async_data.engine.supervisor import FREED_S, PREPARING, Bell, ThreadWorker, all_ended, report_once
+from lit_async_data.engine.supervisor import FREED_S, Bell, ThreadWorker, all_ended
 from lit_async_data.errors import WorkerError
 from lit_async_data.order.plan import BatchIndex
-from lit_async_data.sources.contract.source import Source
 from lit_async_data.sources.contract.stage_clock import CLOCK
-
-log = logging.getLogger(__name__)
 
 
 class ThreadPipeline(Pipeline):
@@ -49,18 +44,11 @@ class ThreadPipeline(Pipeline):
             for worker in self.workers:
                 worker.start()
 
-    def close(self) -> None:
-        if self.forked:  # the workers are in another process, and so may be the thread that held the lock at the fork
-            return
-        with self._lock:
-            self._closed = True
-            self._claimed.clear()
-            self.ready = 0
+    def _end_workers(self) -> None:
         self.arrived.ring()
         workers = self.workers + self._retired
         self.pool.wake(len(workers))
         all_ended(workers)
-        self.pool.clear()
 
     def check(self) -> None:
         if self._closed or self._guard.pid != os.getpid():  # without calls: this is asked for each batch
@@ -112,10 +100,7 @@ class ThreadPipeline(Pipeline):
             with self._lock:
                 unread = next((key for key, filled in self._claimed.items() if filled is None), self._cursor)
             assert unread is not None
-            try:
-                ahead(task.schedule, task.keys, unread)
-            except Exception as error:  # noqa: BLE001  # an error of the source recurs when the batch is read
-                report_once(log, PREPARING, error)
+            ahead(task.schedule, task.keys, unread)
         worker.rest()
         return True
 
@@ -142,15 +127,11 @@ class ThreadPipeline(Pipeline):
         self._fill(task)
 
     def _readings(self) -> list[Activity]:
-        return [reading_of(worker, self.setup.read.source) for worker in self.workers]
+        return [reading_of(worker) for worker in self.workers]
 
 
-def reading_of(worker: ThreadWorker, source: Source) -> Activity:
+def reading_of(worker: ThreadWorker) -> Activity:
     words, (task, since) = str(worker), worker.task or (None, math.inf)
     if not isinstance(task, ReadTask):
         return Activity(words)
-    where: dict[str, Any] = {"worker": worker.number}
-    if task.samples is not None:
-        place, attributes = place_of(source, task.samples)
-        words, where = f"{words}, the first sample is {place}", where | attributes
-    return Activity(words, task.keys[0], since, where)
+    return Activity(words, task.keys[0], since, {**task.told()[1], "worker": worker.number})

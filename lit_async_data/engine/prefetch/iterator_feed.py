@@ -90,33 +90,14 @@ class Packer:
                 if block is None:
                     assert not here
                     return Unpacked(batch=batch)
-                self._pack(host, tensors, forms, layout, block)
+                try:
+                    large, host.block = layout.packed(tensors, block)
+                except BaseException:
+                    self._staging.give_back(block)  # nobody else will
+                    raise
+                host.large, host.release = pinned | large, functools.partial(self._staging.give_back, block)
         host.known = host.buffers  # computed here, beside training
         return host
-
-    def _pack(
-        self,
-        host: HostBatch,
-        tensors: Mapping[str, torch.Tensor],
-        forms: Mapping[str, TensorForm],
-        layout: PackedLayout,
-        block: Bytes,
-    ) -> None:
-        staging = self._staging
-        try:
-            memory, large = torch.from_numpy(block), dict(host.large)
-            for place, offset in layout.offsets.items():
-                end = offset + forms[place].nbytes
-                # With numpy, in this thread alone: torch would use several threads, beside training.
-                block[offset:end] = raw_bytes(tensors[place])
-                if offset < layout.small_start:
-                    large[place] = memory[offset:end].view(forms[place].dtype)
-        except BaseException:
-            staging.give_back(block)  # nobody else will
-            raise
-        host.large, host.release = large, functools.partial(staging.give_back, block)
-        if layout.small_start < layout.end:
-            host.block = memory[layout.small_start : layout.end]
 
 
 class PackedLayout(NamedTuple):
@@ -137,6 +118,19 @@ class PackedLayout(NamedTuple):
             # At least one unit, so that a batch of empty tensors has a block, too.
             end += max(-(-size // ALIGNMENT), 1) * ALIGNMENT
         return PackedLayout(offsets, end if small_start is None else small_start, end)
+
+    def packed(
+        self, tensors: Mapping[str, torch.Tensor], block: Bytes
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
+        """Copy tensors to their places; returns the large ones there, flat, and all small ones as bytes."""
+        memory, large = torch.from_numpy(block), {}
+        for place, offset in self.offsets.items():
+            end = offset + tensors[place].nbytes
+            # With numpy, in this thread alone: torch would use several threads, beside training.
+            block[offset:end] = raw_bytes(tensors[place])
+            if offset < self.small_start:
+                large[place] = memory[offset:end].view(tensors[place].dtype)
+        return large, memory[self.small_start : self.end] if self.small_start < self.end else None
 
 
 def _unpacked(
@@ -198,9 +192,6 @@ class PinnedBufferPool:
         self._lock = threading.RLock()
         self._free: list[Bytes] = []
         self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
 
     @property
     def has_room(self) -> bool:
@@ -600,8 +591,5 @@ def uncopied(batch: Batch, *, here: bool) -> HostBatch:  # noqa: ARG001
 def begins_nothing(iterator: object) -> bool:
     """Whether ``iter`` returns this very iterator, unchanged, as for generators, ``map`` and ``zip``."""
     begins = getattr(type(iterator), "__iter__", None)
-    return isinstance(iterator, Iterator) and (
-        begins is Iterator.__iter__
-        or isinstance(begins, types.WrapperDescriptorType)
-        or getattr(getattr(begins, "__code__", None), "co_code", None) == _ITSELF
-    )
+    code = getattr(getattr(begins, "__code__", None), "co_code", None)
+    return isinstance(iterator, Iterator) and (isinstance(begins, types.WrapperDescriptorType) or code == _ITSELF)

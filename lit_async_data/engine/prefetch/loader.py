@@ -22,14 +22,13 @@ from lit_async_data.engine.device.queues import DeviceTransform
 from lit_async_data.engine.hooks import Function, check_callable
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.loader.base_loader import BaseLoader, Engine, Pass, Taken, Wiring
+from lit_async_data.engine.prefetch import iterator_feed
 from lit_async_data.engine.prefetch.iterator_feed import (
     IteratorFeed,
     Packer,
     PassState,
     PinnedBufferPool,
     begins_nothing,
-    state_of,
-    uncopied,
 )
 from lit_async_data.errors import ClosedError, ConfigError
 from lit_async_data.options import INSTEAD, explains_names, lightning_seed
@@ -47,6 +46,14 @@ class DealtOrder(NamedTuple):
     begun: int  # the consumer's count of done batches when the pass began
 
 
+def samplers_of(loader: Any) -> list[Any]:
+    """The samplers of a DataLoader over a map-style dataset; none of any other loader."""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return []
+    batches = loader.batch_sampler
+    return [loader.sampler] if batches is None else [batches, getattr(batches, "sampler", None)]
+
+
 class SampledOrder:
     """The order of a DataLoader over a map-style dataset; for any other loader, `unknown` says why it has none."""
 
@@ -54,11 +61,9 @@ class SampledOrder:
         self._loader = loader
         self.generator: torch.Generator | None = None  # of the sampler; None if it draws nothing
         self.is_global = False  # whether each batch may draw from torch's global generator
-        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        if not (samplers := samplers_of(loader)):
             self.unknown = f"{type(loader).__name__} keeps no place in its data"
             return
-        batches: Any = loader.batch_sampler
-        samplers: list[Any] = [loader.sampler] if batches is None else [batches, getattr(batches, "sampler", None)]
         foreign = [type(each).__name__ for each in samplers if type(each).__module__.partition(".")[0] not in KNOWN]
         # Why the order cannot be dealt again; empty if it can.
         self.unknown = f"{foreign[0]} is not one of torch's samplers" if foreign else ""
@@ -117,12 +122,9 @@ def check_sharded(loader: Any) -> None:
     """Refuse a DataLoader over a map-style dataset whose sampler has no rank under one of the usual names."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
-    ranks = torch.distributed.get_world_size()
-    if ranks < 2 or not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        return
-    batches = loader.batch_sampler
-    samplers = (loader.sampler, batches, getattr(batches, "sampler", None))
-    if not any(isinstance(getattr(sampler, name, None), int) for sampler in samplers for name in SIGNS):
+    ranks, samplers = torch.distributed.get_world_size(), samplers_of(loader)
+    known = any(isinstance(getattr(sampler, name, None), int) for sampler in samplers for name in SIGNS)
+    if ranks > 1 and samplers and not known:
         raise ConfigError(
             f"prefetched(loader): {ranks} ranks would all read the same samples; build the loader with "
             "DataLoader(dataset, sampler=DistributedSampler(dataset), ...) and call loader.sampler.set_epoch(epoch) "
@@ -166,22 +168,17 @@ class PrefetchedLoader(BaseLoader):
     _stateful = False
 
     def __init__(
-        self,
-        loader: Iterable[Any],
-        *,
-        device_depth: int,
-        device: torch.device | str | None,
-        device_transform: Function | None,
+        self, loader: Iterable[Any], device_depth: int, device: torch.device | str | None, transform: Function | None
     ) -> None:
         self.loader = loader
-        self._device_transform = device_transform
+        self._device_transform = transform
         # None stands for the accelerator of this process, which may not have been chosen yet.
         self._reset(device, device_depth)
 
     def _reset(self, device: torch.device | str | None, device_depth: int) -> None:
         super()._reset(device, device_depth)
         self._cursor, self._wiring = types.SimpleNamespace(state=PassState()), Wiring()
-        self._side_passes, self._warned = 0, False
+        self._side_passes = 0
         self.dealt_order = self.resumed_order = None
 
     def __len__(self) -> int:
@@ -239,12 +236,8 @@ class PrefetchedLoader(BaseLoader):
         how = f"device={self._device or 'the accelerator'}, device_depth={self._depth}"
         return f"<{closed}{type(self).__name__} of {type(self.loader).__name__}, {how}>"
 
-    def __getstate__(self) -> tuple[Any, ...]:
-        return self.loader, self._device_transform, self._device, self._depth
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.loader, self._device_transform, *options = state
-        self._reset(*options)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.loader, self._depth, self._device, self._device_transform)
 
     # -- the machinery -----------------------------------------------------------------------------------------------
 
@@ -333,7 +326,7 @@ class PrefetchedLoader(BaseLoader):
             )
         # If nothing was read ahead, the loader's state is the one before this batch. `IteratorFeed.begun` is the first.
         if self._stateful and at.counted is not None and at.state is None and at.step:
-            self._cursor.state = at = at._replace(state=state_of(self.loader.state_dict))  # type: ignore[attr-defined]
+            self._cursor.state = at = at._replace(state=iterator_feed.state_of(self.loader.state_dict))  # type: ignore[attr-defined]
         run.interrupted = True  # until the request ends
         try:
             batch = self._batch(engine, key, started, fill)
@@ -370,11 +363,11 @@ class PrefetchedLoader(BaseLoader):
             )
         if not self.sharded_by_trainer:
             check_sharded(self.loader)
-        if self._depth and not self._threaded and not self._warned:
-            self._warned = True
-            log.warning(
+        if self._depth and not self._threaded:
+            self._say(
+                logging.WARNING,
                 "the DataLoader has num_workers=0: each batch is read when it is asked for, since Python code per "
-                "sample would, in a thread, keep the training loop from running; num_workers=1 or more reads ahead"
+                "sample would, in a thread, keep the training loop from running; num_workers=1 or more reads ahead",
             )
         if engine.device != self.device:
             self._stop()
@@ -423,15 +416,10 @@ class PrefetchedLoader(BaseLoader):
         on_device = streams.has_streams(device)
         self._blocks = PinnedBufferPool(functools.partial(resources.allocated, pinned=True), most=0)
         state = getattr(self.loader, "state_dict", None) if self._stateful else None
-        feed = IteratorFeed(self.loader, Packer(self._blocks) if on_device else uncopied, 0, state)
-        engine = Engine(
-            feed,
-            device,
-            depth=0,
-            transform=None
-            if function is None
-            else DeviceTransform(function, device, number=functools.partial(_batch_seed, lightning_seed(), 0)),
-        )
+        feed = IteratorFeed(self.loader, Packer(self._blocks) if on_device else iterator_feed.uncopied, 0, state)
+        number = functools.partial(_batch_seed, lightning_seed(), 0)
+        transform = None if function is None else DeviceTransform(function, device, number=number)
+        engine = Engine(feed, device, depth=0, transform=transform)
         self._set_depth(engine)
         return engine
 
@@ -540,6 +528,5 @@ def prefetched(
         raise ConfigError(f"prefetched(loader): {loader!r} cannot be iterated over; give it a DataLoader, for instance")
     check_callable("device_transform", device_transform)
     stateful = all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict"))
-    return (StatefulPrefetchedLoader if stateful else PrefetchedLoader)(
-        loader, device_depth=device_depth, device=device, device_transform=device_transform
-    )
+    made = StatefulPrefetchedLoader if stateful else PrefetchedLoader
+    return made(loader, device_depth, device, device_transform)

@@ -7,7 +7,6 @@ one process decodes a chunk. A process reports each task, by its `Channel`. See 
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -26,36 +25,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.engine import resources, supervisor
-from lit_async_data.engine.pipeline.pipeline import (
-    LENT,
-    Activity,
-    BatchResult,
-    FilledSlot,
-    Pipeline,
-    ReadTask,
-    batches_and_samples,
-    place_of,
-)
+from lit_async_data.engine.pipeline.pipeline import LENT, Activity, BatchResult, FilledSlot, Pipeline, ReadTask, told
 from lit_async_data.engine.pipeline.sample_reader import ReadAround, ReaderSetup, is_of_a_sample
 from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline, reading_of
-from lit_async_data.engine.processes.shared_memory import (
-    ASKED,
-    GENERATION,
-    RENEWED,
-    REPORT,
-    REPORT_BYTES,
-    SETUP,
-    THREADS,
-    Report,
-    ReportKind,
-    SharedSlots,
-    Task,
-    Unplanned,
-    environment,
-    stored,
-    unpacked_errors,
-    unpacked_results,
-)
+from lit_async_data.engine.processes import shared_memory
+from lit_async_data.engine.processes.shared_memory import Report, ReportKind, SharedSlots, Task, Unplanned
 from lit_async_data.engine.supervisor import FREED_S, ThreadWorker, all_ended
 from lit_async_data.errors import SourceError, WorkerError
 from lit_async_data.options import LoaderOptions
@@ -115,7 +89,7 @@ class Channel:
 
     def renew(self, setup: int) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `receive` finds that it has ended
-            socket.send_fds(self.control, [RENEWED], [setup])
+            socket.send_fds(self.control, [shared_memory.RENEWED], [setup])
 
     def receive(self) -> list[tuple[Report, bytes]]:
         """The reports that have arrived, with payloads; logs log records. A WorkerError if the process has ended."""
@@ -124,17 +98,18 @@ class Channel:
             return []
         found = []
         self._data += self._buffer[:count]
-        while len(self._data) >= REPORT_BYTES:
-            kind, length, slot, step, *work, idle_s = REPORT.unpack_from(self._data)
-            if (end := REPORT_BYTES + length) > len(self._data):
+        while len(self._data) >= shared_memory.REPORT_BYTES:
+            kind, length, slot, step, *work, idle_s = shared_memory.REPORT.unpack_from(self._data)
+            if (end := shared_memory.REPORT_BYTES + length) > len(self._data):
                 break
-            payload, self._data = self._data[REPORT_BYTES:end], self._data[end:]
+            payload, self._data = self._data[shared_memory.REPORT_BYTES : end], self._data[end:]
             if kind == ReportKind.READY:
                 self.ready = True
             elif kind == ReportKind.LOG:
-                _log(payload)
+                record = logging.makeLogRecord(pickle.loads(payload))  # noqa: S301  # from the reader process
+                logging.getLogger(record.name).handle(record)
             elif kind == ReportKind.FAILED:
-                self.failure = unpacked_errors(payload, self.pid)[0]
+                self.failure = shared_memory.unpacked(payload, self.pid)[0]
             else:
                 found.append((Report(kind, length, slot, step, Work(*work), idle_s), payload))
         if not count and not found:
@@ -145,7 +120,7 @@ class Channel:
         found = "no answer: it is stopped, has not started yet, or C code in it holds the GIL\n"
         ours, its = socket.socketpair()
         with ours, its, contextlib.suppress(OSError):  # the process takes too long, or has ended
-            socket.send_fds(self.control, [ASKED], [its.fileno()])
+            socket.send_fds(self.control, [shared_memory.ASKED], [its.fileno()])
             its.close()
             ours.settimeout(STACKS_S)
             found = b"".join(iter(lambda: ours.recv(2**16), b"")).decode(errors="replace")
@@ -164,17 +139,16 @@ def close(channels: Sequence[Channel]) -> None:
     for channel in channels:
         with contextlib.suppress(OSError):  # the process has ended, or this is the second call
             channel.control.shutdown(socket.SHUT_RDWR)  # a fork of this process may keep it open
-        channel.reports.close()
-        channel.tasks.close()
+        for end in (channel.control, channel.reports, channel.tasks):
+            end.close()
     supervisor.end([channel.process for channel in channels])
     for channel in channels:
-        channel.control.close()
         channel.lifeline.close()
 
 
 def _started(descriptors: Iterable[int], number: int) -> subprocess.Popen[bytes]:
     # The child finds modules where this process does. Without -P it would look in the working directory first.
-    variables = environment() | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    variables = shared_memory.environment() | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     variables |= dict.fromkeys(ONE_THREAD, "1")
     # Several arenas of malloc hold more than is in use: 16 MiB of 138, where two threads decode gzip.
     variables.setdefault("MALLOC_ARENA_MAX", "1")
@@ -194,15 +168,6 @@ def wait_for_reports(pipes: Iterable[int], timeout: float) -> None:
     poll.poll(1e3 * timeout)
 
 
-def _log(payload: bytes) -> None:
-    try:
-        record = pickle.loads(payload)  # noqa: S301  # from the reader process
-    except Exception as error:  # noqa: BLE001  # its objects may need arguments that they do not keep
-        log.warning("a log record of another process could not be read: %s: %s", type(error).__name__, error)
-    else:
-        logging.getLogger(record.name).handle(record)
-
-
 def _pipe() -> tuple[io.FileIO, io.FileIO]:
     read, write = os.pipe()
     return io.FileIO(read, "rb"), io.FileIO(write, "wb")
@@ -217,10 +182,9 @@ MOST_TASKS = 32
 class _Reader:
     number: int
     channel: Channel
-    # Tasks without a report, in order, by slot and first step. The threads of the process work on the first ones.
+    # Tasks without a report, in order, by slot and first step: the threads of the process work on the first ones, and
+    # only the first `MOST_TASKS` are in the pipe.
     tasks: dict[tuple[int, int], Task] = dataclasses.field(default_factory=dict)
-    # The last of these tasks, which do not fit into the pipe yet.
-    waiting: collections.deque[Task] = dataclasses.field(default_factory=collections.deque)
     since: float = 0.0  # the `time.monotonic` of the last report, or of the first task
     ended: int = 0  # processes of this number that have ended since the last report, before a task
 
@@ -269,20 +233,20 @@ class ProcessPipeline(Pipeline):
         self._first = ThreadWorker(0, self._read_here)
         self._first_task: ReadTask | None = None
         with contextlib.ExitStack() as opened:
-            self._stored = opened.enter_context(stored(setup))
+            self._stored = opened.enter_context(shared_memory.stored(setup))
             self._memory = SharedSlots(self.layout.nbytes)
             opened.callback(self._memory.close)
-            self._memory.now[THREADS] = self._threads
+            self._memory.now[shared_memory.THREADS] = self._threads
             self._add_slots(min(self._slots, self._most_slots))
             opened.pop_all()
 
     def _take_setup(self, setup: ReaderSetup) -> None:
         setup = dataclasses.replace(setup, number=self.setup.number + 1)
-        self._stored, before = stored(setup), self._stored
+        self._stored, before = shared_memory.stored(setup), self._stored
         before.close()
         for reader in self._readers:
             reader.channel.renew(self._stored.fileno())
-        self._memory.now[SETUP] = setup.number  # threads wait for this setup before they take a task
+        self._memory.now[shared_memory.SETUP] = setup.number  # threads wait for this setup before they take a task
         super()._take_setup(setup)
 
     def prefetch(self, key: BatchIndex) -> None:
@@ -312,11 +276,11 @@ class ProcessPipeline(Pipeline):
                     starved, self._was_starved = self._starved != self._was_starved, self._starved
                     idle_s = (report.idle_s, 0.0) if starved else (0.0, report.idle_s)
                     work = report.work._replace(slot_s=idle_s[0], loop_s=idle_s[1])
-                    unplanned = unpacked_results(payload, reader.channel.pid) if payload else {}
+                    results = shared_memory.unpacked(payload, reader.channel.pid) if payload else None
                     task = reader.tasks.pop((report.slot, report.step))
-                    if reader.waiting:
-                        self._send(reader, reader.waiting.popleft())
-                    self._done(task, work, unplanned)
+                    if len(reader.tasks) >= MOST_TASKS:
+                        self._send(reader, [*reader.tasks.values()][MOST_TASKS - 1])
+                    self._done(task, work, results)
                     if task.deaths:
                         self._set_threads()
             if len(self._readers) > self._dealing:
@@ -332,20 +296,14 @@ class ProcessPipeline(Pipeline):
         wait_for_reports(pipes, seconds if all_given and not self._first.alive else FREED_S)
         self.prefetch(key)
 
-    def close(self) -> None:
-        if self.forked:
-            return
+    def _end_workers(self) -> None:
         with self._lock:
-            self._closed = True
-            self._claimed.clear()
-            self.ready = 0
             self._stored.close()
             try:
                 close([reader.channel for reader in self._readers])
             finally:
                 self._memory.close()
         all_ended([self._first])
-        self.pool.clear()
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
@@ -399,7 +357,7 @@ class ProcessPipeline(Pipeline):
     def _set_threads(self) -> None:
         """Have one thread in each process while a task is read again, to know which task ends a process."""
         suspects = any(task.deaths for reader in self._readers for task in reader.tasks.values())
-        self._memory.now[THREADS] = 1 if suspects else self._threads
+        self._memory.now[shared_memory.THREADS] = 1 if suspects else self._threads
 
     def _begun(self, reader: _Reader) -> list[Task]:
         """The tasks that threads of a process may have begun: they take tasks in order."""
@@ -430,12 +388,11 @@ class ProcessPipeline(Pipeline):
         bad = [each and self._memory.condemn(reader.number) for each in alone]
         self._memory.tried(reader.number)[0] = 0
         if begun:
-            self._memory.now[THREADS] = 1
+            self._memory.now[shared_memory.THREADS] = 1
         channel = Channel(reader.number, self._stored.fileno(), self._memory)
         log.warning("%s; a new one takes its place", named)
         close([reader.channel])
         reader.channel, tasks, reader.tasks = channel, list(reader.tasks.values()), {}
-        reader.waiting.clear()
         for place, task in enumerate(tasks):
             if task.generation != self._generation:
                 self._done(task)
@@ -451,10 +408,10 @@ class ProcessPipeline(Pipeline):
         filling = self._filling[task.slot]
         if task.deaths > self._restarts:
             error.in_its_place = True
-            self._done(task, unplanned=dict.fromkeys(range(task.batches), error))
+            self._done(task, results=dict.fromkeys(range(task.batches), error))
         elif self._is_read_around(task):
             filling.deaths = task.deaths  # all shares are read again by one process
-            self._done(task, unplanned=dict.fromkeys(range(task.batches), SourceError(str(error))))
+            self._done(task, results=dict.fromkeys(range(task.batches), SourceError(str(error))))
         elif self.setup.around is not None:
             self._send(reader, task._replace(around=True))
         else:
@@ -468,7 +425,7 @@ class ProcessPipeline(Pipeline):
 
     def _seek(self, key: BatchIndex) -> None:
         super()._seek(key)
-        self._memory.now[GENERATION] = self._generation
+        self._memory.now[shared_memory.GENERATION] = self._generation
 
     def _add_slots(self, count: int) -> None:
         for slot in self._memory.add(count):
@@ -506,37 +463,37 @@ class ProcessPipeline(Pipeline):
 
     @staticmethod
     def _send(reader: _Reader, task: Task) -> None:
+        at = task.slot, task.key.step
+        fits = len(reader.tasks) < MOST_TASKS or at in reader.tasks  # else it is sent when there is room in the pipe
         reader.since = reader.since if reader.tasks else time.monotonic()
-        reader.tasks[task.slot, task.key.step] = task
-        if len(reader.tasks) - len(reader.waiting) > MOST_TASKS:
-            reader.waiting.append(task)
-            return
-        with contextlib.suppress(BrokenPipeError):  # `receive` finds that the process has ended
-            reader.channel.tasks.write(task.packed())
+        reader.tasks[at] = task
+        if fits:
+            with contextlib.suppress(BrokenPipeError):  # `receive` finds that the process has ended
+                reader.channel.tasks.write(task.packed())
 
     def _next_coalesced(self, batches: int, seconds: float) -> int:
         # Shares of as many batches as processes take as long as one whole batch.
         least = min(self._dealing, self.layout.batches) if self._workers.shared else 1
         return max(super()._next_coalesced(batches, seconds), least)
 
-    def _done(self, task: Task, work: Work = NO_WORK, unplanned: Mapping[int, Unplanned] | None = None) -> None:
+    def _done(self, task: Task, work: Work = NO_WORK, results: Mapping[int, Unplanned] | None = None) -> None:
         filling = self._filling[task.slot]
         filling.left -= 1
         filling.work = work if filling.work is NO_WORK else filling.work.plus(work)
         filling.seconds = max(filling.seconds, work.seconds)
-        for number, result in (unplanned or {}).items():
+        for number, result in (results or {}).items():
             filling.unplanned.setdefault(task.key.step - filling.keys[0].step + number, result)
         if filling.left:
             return
-        unplanned_of = filling.unplanned
-        errors = [result for result in unplanned_of.values() if isinstance(result, Exception)] if unplanned_of else []
+        unplanned = filling.unplanned
+        errors = [each for each in unplanned.values() if isinstance(each, Exception)] if unplanned else []
         if errors and self._is_read_around(task) and all(map(is_of_a_sample, errors)):
             self._read_around(task)
             return
         del self._filling[task.slot]
         batches = []
         for number, (key, (begin, end)) in enumerate(zip(filling.keys, itertools.pairwise(filling.edges), strict=True)):
-            came = filling.unplanned.get(number)
+            came = unplanned.get(number)
             if isinstance(came, ReadAround):
                 batches.append(BatchResult(key, begin, len(came.samples), around=came))
             else:
@@ -555,14 +512,13 @@ class ProcessPipeline(Pipeline):
         filling, reader = self._filling[task.slot], readers[task.slot % len(readers)]
         filling.left = 1
         filling.unplanned.clear()
-        share, keys = task.share._replace(reader=reader.number), filling.keys
-        given = task.slot, task.generation, keys[0], len(keys), 0, share, task.limits
-        self._send(reader, Task(*given, around=True, deaths=filling.deaths))
+        share = task.share._replace(reader=reader.number)
+        self._send(reader, task._replace(share=share, around=True, deaths=filling.deaths))
 
     # -- activities --------------------------------------------------------------------------------------------------
 
     def _readings(self) -> list[Activity]:
-        found = [reading_of(self._first, self._source)] if self._first.alive else []
+        found = [reading_of(self._first)] if self._first.alive else []
         for reader in self._readers:
             who, worker = f"reader process {reader.channel.pid}", {"worker": reader.number}
             if not (begun := self._begun(reader)):
@@ -581,16 +537,13 @@ class ProcessPipeline(Pipeline):
         """The batches of a task and its first sample, in words and as attributes of an error."""
         plan = self.schedule.limited(task.limits).plan(task.key.epoch)
         samples = plan.stretch(task.key.step, task.batches)[0].samples
-        place, where = place_of(self._source, samples)
-        said = batches_and_samples(task.key, task.batches, self._source.ids(samples))
-        return f"{said} (the first is {place})", where
+        return told(self._source, task.key, task.batches, samples)
 
     def _named(self, error: WorkerError, reader: _Reader, begun: Sequence[Task]) -> WorkerError:
-        told = [self._told(task) for task in begun]
-        reading = f", while it read {' or '.join(said for said, _ in told)}" if told else ""
-        named = WorkerError(
-            f"{error}{reading}", stage="read", worker=reader.number, file=told[0][1]["file"] if told else None
-        )
+        read = [self._told(task) for task in begun]
+        reading = f", while it read {' or '.join(said for said, _ in read)}" if read else ""
+        file = read[0][1]["file"] if read else None
+        named = WorkerError(f"{error}{reading}", stage="read", worker=reader.number, file=file)
         named.__cause__ = error.__cause__
         return named
 
@@ -609,7 +562,7 @@ def pipeline_of(setup: ReaderSetup, *, pin: torch.device | None, options: Loader
         register = functools.partial(resources.register, device=pin) if pin is not None and pin.type == "cuda" else None
         pipeline = ProcessPipeline(setup, pin=register, timeout_s=options.timeout_s, restarts=options.restarts)
     else:
-        allocate = functools.partial(resources.allocated, setup.layout.nbytes, pinned=pin is not None)
+        allocate = functools.partial(resources.allocated, setup.plan.layout.nbytes, pinned=pin is not None)
         pipeline = ThreadPipeline(setup, allocate, timeout_s=options.timeout_s)
     pipeline.warn_after_s = options.warn_after_s
     return pipeline

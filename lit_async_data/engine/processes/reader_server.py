@@ -8,7 +8,6 @@ other end of the lifeline is closed.
 from __future__ import annotations
 
 import contextlib
-import copy
 import ctypes
 import faulthandler
 import fcntl
@@ -27,28 +26,13 @@ from typing import NoReturn
 from lit_async_data.batch.spec import Array
 from lit_async_data.engine.pipeline.pipeline import ReadTask
 from lit_async_data.engine.pipeline.sample_reader import ReaderSetup
-from lit_async_data.engine.processes.shared_memory import (
-    ASKED,
-    GENERATION,
-    SETUP,
-    TASK_BYTES,
-    THREADS,
-    Report,
-    ReportKind,
-    Reports,
-    SharedSlots,
-    Task,
-    loaded,
-    packed_errors,
-    packed_results,
-)
-from lit_async_data.engine.supervisor import PREPARING, ThreadWorker, report_once
+from lit_async_data.engine.processes import shared_memory
+from lit_async_data.engine.processes.shared_memory import Report, ReportKind, Reports, SharedSlots, Task
+from lit_async_data.engine.supervisor import ThreadWorker
 from lit_async_data.errors import SourceError
 from lit_async_data.order.plan import BatchIndex, KeyedSamples
 from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.system import POLL_S
-
-log = logging.getLogger(__name__)
 
 
 class LogToParent(logging.Handler):
@@ -58,12 +42,11 @@ class LogToParent(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            sent = copy.copy(record)
-            sent.msg, sent.args = record.getMessage(), None
+            plain = {name: value for name, value in vars(record).items() if type(value) in (str, int, float)}
+            plain |= {"msg": record.getMessage(), "exc_text": None}
             if record.exc_info:
-                sent.msg += "\n" + logging.Formatter().formatException(record.exc_info)
-            sent.exc_info = sent.exc_text = sent.stack_info = None
-            self._reports.send(Report(ReportKind.LOG), pickle.dumps(sent))
+                plain["msg"] += "\n" + logging.Formatter().formatException(record.exc_info)
+            self._reports.send(Report(ReportKind.LOG), pickle.dumps(plain))
         except Exception:  # noqa: BLE001  # as every handler: logging raises nothing
             self.handleError(record)
 
@@ -102,7 +85,7 @@ class ReaderServer:
     # -- threads -----------------------------------------------------------------------------------------------------
 
     def _start_threads(self) -> None:
-        for number in range(len(self._threads), int(self._slots.now[THREADS])):
+        for number in range(len(self._threads), int(self._slots.now[shared_memory.THREADS])):
             self._threads.append(ThreadWorker(self._first + number, self._work))
             self._threads[-1].start()
 
@@ -110,20 +93,21 @@ class ReaderServer:
         """Carry out one task; False if the thread is one too many, or there will be no more."""
         began = time.perf_counter()
         # The system wakes one thread for a task, and gives it a whole record.
-        data = os.read(self._tasks, TASK_BYTES)
+        data = os.read(self._tasks, shared_memory.TASK_BYTES)
         if not data:
             return False
         task, idle_s = Task.unpacked(data), CLOCK.waited(began)
         with self._lock:
-            self._lock.wait_for(lambda: self._setup.number >= int(self._slots.now[SETUP]))
+            self._lock.wait_for(lambda: self._setup.number >= int(self._slots.now[shared_memory.SETUP]))
             self._reserve(task.share.readers)
             reading = self._begun(task, thread.number)
         thread.begin(reading)
         payload = b""
-        wanted = task.generation == self._slots.now[GENERATION]
+        wanted = task.generation == self._slots.now[shared_memory.GENERATION]
         if wanted:
             read, memory = functools.partial(self._read, task, reading), self._slots.slot(task.slot)
-            payload = packed_results(reading.run(read, self._setup.layout, memory).batches)
+            # No name holds the result: see `Pipeline._fill`.
+            payload = shared_memory.packed_results(reading.run(read, self._setup.plan.layout, memory).batches)
         report = Report(ReportKind.DONE, 0, task.slot, task.key.step, CLOCK.take(), idle_s)
         self._reports.send(report, payload)
         with self._lock:
@@ -132,7 +116,7 @@ class ReaderServer:
             self._decode_and_fetch(task, reading)
         thread.rest()
         with self._lock:
-            if thread.number - self._first >= self._slots.now[THREADS]:
+            if thread.number - self._first >= self._slots.now[shared_memory.THREADS]:
                 self._threads.remove(thread)
                 return False
             self._start_threads()
@@ -153,9 +137,9 @@ class ReaderServer:
         self._slots.slot(task.slot)  # maps it, which one thread at a time may do
         if not task.around:
             self._cursor = schedule.following(keys[-1])
-        ids, around = self._setup.read.source.ids, self._setup.around
-        around = None if self._is_share(task) else around  # only a process with the whole slot reads around bad samples
-        return ReadTask(task.slot, keys, schedule, task.generation, thread, ids, around, task.row, task.around)
+        # Only a process with the whole slot reads around bad samples.
+        source, around = self._setup.read.source, None if self._is_share(task) else self._setup.around
+        return ReadTask(task.slot, keys, schedule, task.generation, thread, source, around, task.row, task.around)
 
     def _is_share(self, task: Task) -> bool:
         return self._setup.plan.workers.shared and task.share.readers > 1 and not task.around
@@ -181,17 +165,10 @@ class ReaderServer:
         with self._lock:
             unread = min(self._reading.values(), default=self._cursor)
         assert unread is not None
-        try:
-            ahead(reading.schedule, reading.keys, unread, task.share)
-        except Exception as error:  # noqa: BLE001  # an error of the source recurs when the batch is read
-            report_once(log, PREPARING, error)
+        ahead(reading.schedule, reading.keys, unread, task.share)
 
 
-IGNORED = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    *(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name)),
-)
+IGNORED = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2
 PR_SET_NAME = 15
 
 
@@ -209,8 +186,8 @@ def main() -> NoReturn:
     logging.getLogger().addHandler(LogToParent(reports))
     logging.captureWarnings(capture=True)
     try:
-        setup = loaded(setup_fd)
-        memory = SharedSlots(setup.layout.nbytes, slots)
+        setup = shared_memory.loaded(setup_fd)
+        memory = SharedSlots(setup.plan.layout.nbytes, slots)
         server = ReaderServer(setup, memory, tasks, reports, process=number)
         control = socket.socket(fileno=control_fd)
         control.settimeout(POLL_S)
@@ -222,12 +199,12 @@ def main() -> NoReturn:
                 continue
             if not message:
                 break
-            if message == ASKED:
+            if message == shared_memory.ASKED:
                 faulthandler.dump_traceback(descriptors[0])
                 os.close(descriptors[0])
             else:
-                server.renew(loaded(descriptors[0]))
+                server.renew(shared_memory.loaded(descriptors[0]))
     except BaseException as error:  # noqa: BLE001  # the parent raises it
-        reports.send(Report(ReportKind.FAILED), packed_errors([(0, error)]))
+        reports.send(Report(ReportKind.FAILED), shared_memory.packed({0: error}))
     # Threads may be inside a read that does not return, and shared memory needs no clean-up.
     os._exit(0)

@@ -30,9 +30,9 @@ import numpy as np
 
 from lit_async_data.batch.spec import Bytes
 from lit_async_data.engine.pipeline.pipeline import BatchResult
-from lit_async_data.engine.pipeline.sample_reader import BadSample, ReadAround, ReaderSetup
+from lit_async_data.engine.pipeline.sample_reader import ReadAround, ReaderSetup
 from lit_async_data.engine.resources import readable
-from lit_async_data.errors import AsyncDataError, ConfigError, MemoryBudgetError, ReadError
+from lit_async_data.errors import ConfigError, MemoryBudgetError, ReadError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.plan import BatchIndex, Limits, Share
 from lit_async_data.sources.contract.stage_clock import NO_WORK, Work
@@ -45,48 +45,38 @@ Unplanned = Exception | ReadAround
 
 
 def packed_results(batches: Sequence[BatchResult]) -> bytes:
-    """The errors of a task's batches, and their samples if bad ones were read around; empty if all went as planned."""
-    errors = [(number, batch.error) for number, batch in enumerate(batches) if batch.error is not None]
-    around = [
-        (number, batch.around.samples, [(*bad[:2], _portable(bad.error)[0], bad.lasting) for bad in batch.around.bad])
-        for number, batch in enumerate(batches)
-        if batch.around is not None
-    ]
-    return pickle.dumps((packed_errors(errors), around)) if errors or around else b""
+    """The results of the batches that were not read as planned; empty if all were."""
+    results = {number: result for number, batch in enumerate(batches) if (result := batch.error or batch.around)}
+    return packed(results) if results else b""
 
 
-def unpacked_results(payload: bytes, process: int) -> dict[int, Unplanned]:
-    errors, around = pickle.loads(payload)  # noqa: S301  # from the reader process
-    found: dict[int, Unplanned] = {**unpacked_errors(errors, process)}
-    return found | {
-        number: ReadAround(samples, tuple(BadSample(*each) for each in bad)) for number, samples, bad in around
-    }
+def packed(results: Mapping[int, BaseException | ReadAround]) -> bytes:
+    return pickle.dumps({number: _portable(result) for number, result in results.items()})
 
 
-def packed_errors(errors: Sequence[tuple[int, BaseException]]) -> bytes:
-    return pickle.dumps([(number, *_portable(error)) for number, error in errors])
-
-
-def unpacked_errors(payload: bytes, process: int) -> dict[int, Exception]:
-    """The exceptions by number, with tracebacks as notes."""
+def unpacked(payload: bytes, process: int) -> dict[int, Any]:
+    """The results by number; exceptions with their tracebacks as notes."""
     found = {}
-    for number, error, cause, text in pickle.loads(payload):  # noqa: S301  # from the reader process
-        error.__cause__ = cause
-        error.add_note(f"In reader process {process}:\n{text}")
-        found[number] = error
+    for number, (result, cause, text) in pickle.loads(payload).items():  # noqa: S301  # from the reader process
+        if text:
+            result.__cause__ = cause
+            result.add_note(f"In reader process {process}:\n{text}")
+        found[number] = result
     return found
 
 
-def _portable(error: BaseException) -> tuple[BaseException, BaseException | None, str]:
-    """An exception that can be pickled, its cause, and the text of both with tracebacks."""
-    text = "".join(traceback.format_exception(error)).rstrip()
-    cause = error.__cause__ if error.__cause__ is not None and _travels(error.__cause__) else None
-    if not (isinstance(error, Exception) and _travels(error)):
-        known = ("file", "dataset", "row", "sample_id", "stage", "worker")
-        place: dict[str, Any] = {name: getattr(error, name, None) for name in known}
-        kind = type(error) if type(error) in (AsyncDataError, ReadError) else ReadError
-        error = kind(f"{type(error).__name__}: {error}", **place)
-    return error, cause, text
+def _portable(result: BaseException | ReadAround) -> tuple[Any, BaseException | None, str]:
+    """A result that can be pickled; of an exception also the cause, and the text of both with tracebacks."""
+    if isinstance(result, ReadAround):
+        bad = tuple(each._replace(error=_portable(each.error)[0]) for each in result.bad)
+        return result._replace(bad=bad), None, ""
+    text = "".join(traceback.format_exception(result)).rstrip()
+    cause = result.__cause__ if result.__cause__ is not None and _travels(result.__cause__) else None
+    if isinstance(result, Exception) and _travels(result):
+        return result, cause, text
+    known = ("file", "dataset", "row", "sample_id", "stage", "worker")
+    place: dict[str, Any] = {name: getattr(result, name, None) for name in known}
+    return ReadError(f"{type(result).__name__}: {result}", **place), cause, text
 
 
 def _travels(error: BaseException) -> bool:
@@ -99,7 +89,6 @@ def _travels(error: BaseException) -> bool:
 
 # Messages on the control socket: use another setup; write the stacks of all threads to a socket.
 RENEWED, ASKED = b"+", b"?"
-NO_LIMIT = -1
 
 
 class Task(NamedTuple):
@@ -116,17 +105,14 @@ class Task(NamedTuple):
     deaths: int = 0  # processes that the task has ended; known to the training process alone
 
     def packed(self) -> bytes:
-        numbers = self.slot, self.generation, *self.key, self.batches, self.row, *self.share
-        first, steps, later, start = self.limits
-        most = NO_LIMIT if steps is None else steps, NO_LIMIT if later is None else later
-        return _TASK.pack(*numbers, first, *most, start, self.around)
+        numbers = self.slot, self.generation, *self.key, self.batches, self.row, *self.share, *self.limits
+        return _TASK.pack(*numbers, self.around)
 
     @classmethod
     def unpacked(cls, data: bytes) -> Task:
-        slot, generation, epoch, step, batches, row, reader, readers, first, *most, start, around = _TASK.unpack(data)
-        steps, later = (None if each == NO_LIMIT else each for each in most)
-        key, share, limits = BatchIndex(epoch, step), Share(reader, readers), Limits(first, steps, later, start)
-        return cls(slot, generation, key, batches, row, share, limits, bool(around))
+        slot, generation, epoch, step, batches, row, reader, readers, *limits, around = _TASK.unpack(data)
+        key, share = BatchIndex(epoch, step), Share(reader, readers)
+        return cls(slot, generation, key, batches, row, share, Limits(*limits), bool(around))
 
 
 class ReportKind(enum.IntEnum):
@@ -207,12 +193,21 @@ class SharedFile:
             self.file.truncate(begin)
             raise
 
-    def advice(self) -> str:
-        if self.folder is None:
-            return "set a smaller batch_size or queue_depth, or a higher limit (ulimit -v)"
-        if self.folder == FOLDER:
-            return f"make {FOLDER} larger (docker run --shm-size=8g), or set worker_kind=thread"
-        return f"make room in {self.folder}, or set worker_kind=thread"
+    @contextlib.contextmanager
+    def refused(self, nbytes: int, what: str, *, close: bool = False) -> Iterator[None]:
+        """Have an `OSError` say what there is no memory for, and ``close`` the file."""
+        try:
+            yield
+        except OSError as error:
+            if close:
+                self.file.close()
+            what = f"the system refuses {readable(nbytes)} for {what} ({error.strerror})"
+            advice = "set a smaller batch_size or queue_depth, or a higher limit (ulimit -v)"
+            if self.folder is not None:
+                room = f"make {FOLDER} larger (docker run --shm-size=8g)"
+                room = room if self.folder == FOLDER else f"make room in {self.folder}"
+                advice = f"{room}, or set worker_kind=thread"
+            raise MemoryBudgetError(f"{what}; {ADVICE.get(error.errno or 0, advice)}", "memory_budget") from error
 
 
 def _memory_descriptor(name: str, _: int) -> int:
@@ -235,15 +230,11 @@ class SharedSlots:
         self._slot_bytes = slot_bytes
         self._created: SharedFile | None = None
         if fd is None:
-            self._created = SharedFile("lit_async_data slots")
-            self._file = self._created.file
-            try:
-                with self._refused(HEAD_BYTES, "memory that reader processes share"):
-                    self._created.reach(HEAD_BYTES)
-                    head = mmap.mmap(self.fd, HEAD_BYTES)
-            except MemoryBudgetError:
-                self._file.close()
-                raise
+            self._created = created = SharedFile("lit_async_data slots")
+            self._file = created.file
+            with created.refused(HEAD_BYTES, "memory that reader processes share", close=True):
+                created.reach(HEAD_BYTES)
+                head = mmap.mmap(self.fd, HEAD_BYTES)
         else:
             self._file = io.FileIO(fd, "r+b", closefd=False)
             head = mmap.mmap(self.fd, HEAD_BYTES)
@@ -260,7 +251,7 @@ class SharedSlots:
         if not count:
             return []
         assert self._created is not None
-        with self._refused(count * self._stride, f"{count} slots"):
+        with self._created.refused(count * self._stride, f"{count} slots"):
             self._created.reach(HEAD_BYTES + (known + count) * self._stride)
             self._map()
         return self._slots[known:]
@@ -270,22 +261,10 @@ class SharedSlots:
         return self._tried[process % len(self._tried) :][:1]
 
     def condemn(self, process: int) -> bool:
-        """Note the sample with which a process ended as deadly; False if it tried none, or there are too many."""
-        sample, count = self.tried(process)[0], np.count_nonzero(self.deadly)
-        if not sample or count == len(self.deadly):
-            return False
-        self.deadly[count] = sample
-        return True
-
-    @contextlib.contextmanager
-    def _refused(self, nbytes: int, what: str) -> Iterator[None]:
-        assert self._created is not None
-        try:
-            yield
-        except OSError as error:
-            what = f"the system refuses {readable(nbytes)} for {what} ({error.strerror})"
-            advice = ADVICE.get(error.errno or 0, self._created.advice())
-            raise MemoryBudgetError(f"{what}; {advice}", "memory_budget") from error
+        """Note the sample with which a process ended as deadly; False if it tried none."""
+        sample = self.tried(process)[0]
+        self.deadly[np.count_nonzero(self.deadly)] = sample
+        return bool(sample)
 
     def slot(self, number: int) -> Bytes:
         if number >= len(self._slots):
@@ -329,12 +308,9 @@ def check(setup: ReaderSetup, *, on_demand: bool) -> None:
 def _pickled(setup: ReaderSetup) -> list[memoryview]:
     """The pickle of a setup, and its arrays, which are not copied."""
     buffers: list[pickle.PickleBuffer] = []
-    python = setup.read.transformation is not None or setup.read.source.chunks.reading == "python"
-    inherited = Inherited(filters=python)
     secrets = SECRETS.set(True)  # it never leaves memory
     try:
-        # Settings first: they must be set before objects of the user are unpickled.
-        data = dumps((inherited, setup), buffers.append)
+        data = dumps(setup, buffers.append)
         return [memoryview(data), *(buffer.raw() for buffer in buffers)]
     except Exception as error:
         why = why_not_pickled(setup.read.source) or f"cannot be pickled ({type(error).__name__}: {error})"
@@ -346,17 +322,17 @@ def _pickled(setup: ReaderSetup) -> list[memoryview]:
 def stored(setup: ReaderSetup) -> io.FileIO:
     """An anonymous file in memory, whose arrays reader processes map and share."""
     pieces = _pickled(setup)
+    python = setup.read.transformation is not None or setup.read.source.chunks.reading == "python"
+    header = pickle.dumps((settings_here(filters=python), [len(piece) for piece in pieces]))
     shared = SharedFile("lit_async_data setup")
-    try:
-        with open(shared.file.fileno(), "wb", closefd=False) as buffered:
-            buffered.write(struct.pack(f"<{len(pieces) + 1}q", len(pieces), *map(len, pieces)))
-            for piece in pieces:
-                buffered.write(bytes(-buffered.tell() % ALIGNMENT))
-                buffered.write(piece)
-    except OSError as error:
-        shared.file.close()
-        what = f"the system refuses {readable(sum(map(len, pieces)))} for a copy of the source ({error.strerror})"
-        raise MemoryBudgetError(f"{what}; {shared.advice()}", "memory_budget") from error
+    with (
+        shared.refused(sum(map(len, pieces)), "a copy of the source", close=True),
+        open(shared.file.fileno(), "wb", closefd=False) as buffered,
+    ):
+        buffered.write(header)
+        for piece in pieces:
+            buffered.write(bytes(-buffered.tell() % ALIGNMENT))
+            buffered.write(piece)
     return shared.file
 
 
@@ -364,15 +340,14 @@ def loaded(fd: int) -> ReaderSetup:
     """The setup in a file, which is closed; also applies the settings. Arrays are copied on write."""
     content = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
     os.close(fd)
-    (count,) = struct.unpack_from("<q", content)
-    sizes = struct.unpack_from(f"<{count}q", content, 8)
-    begin, pieces = 8 * (count + 1), []
+    settings, sizes = pickle.load(content)  # noqa: S301  # from the trainer's process
+    begin, pieces = content.tell(), []
     for size in sizes:
         begin += -begin % ALIGNMENT
         pieces.append(memoryview(content)[begin : begin + size])
         begin += size
-    setup: ReaderSetup
-    _, setup = pickle.loads(pieces[0], buffers=pieces[1:])  # noqa: S301  # from the trainer's process
+    adopt(*settings)  # before objects of the user are made
+    setup: ReaderSetup = pickle.loads(pieces[0], buffers=pieces[1:])  # noqa: S301
     logging.getLogger().setLevel(setup.level)
     return setup
 
@@ -386,16 +361,10 @@ def environment() -> dict[str, str]:
     return found
 
 
-class Inherited:
-    """The settings of this process, which unpickling applies; for code of the user also filters of HDF5."""
-
-    def __init__(self, *, filters: bool) -> None:
-        self._filters = filters
-
-    def __reduce__(self) -> Any:
-        modules = [name for name in REGISTERING if self._filters and name in sys.modules]
-        settings = {key: getattr(_holder(key[0]), key[1]) for key in SETTINGS if key[0] in sys.modules}
-        return _set, (modules, settings)
+def settings_here(*, filters: bool) -> tuple[list[str], dict[tuple[str, str], Any]]:
+    """The settings of this process, for `adopt`; for code of the user also modules with filters of HDF5."""
+    modules = [name for name in REGISTERING if filters and name in sys.modules]
+    return modules, {key: getattr(_holder(key[0]), key[1]) for key in SETTINGS if key[0] in sys.modules}
 
 
 def _holder(module: str) -> Any:
@@ -403,7 +372,7 @@ def _holder(module: str) -> Any:
     return found.get_config() if module == "h5py" else found
 
 
-def _set(modules: Sequence[str], settings: Mapping[tuple[str, str], Any]) -> None:
+def adopt(modules: Sequence[str], settings: Mapping[tuple[str, str], Any]) -> None:
     for name in modules:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

@@ -10,7 +10,7 @@ from support.plans import plan_of
 from support.sources import reader_sources as acts
 
 from lit_async_data import AsyncLoader, StorageLayout
-from lit_async_data.engine.pipeline.sample_reader import is_of_a_sample
+from lit_async_data.engine.pipeline.sample_reader import AroundBadSamples, SampleReader, is_of_a_sample
 from lit_async_data.errors import ChangedError, ConfigError, CorruptError, MissingError, SourceError, TransformError
 from lit_async_data.order.chunk_order import ChunkRun
 
@@ -129,12 +129,6 @@ def test_hooks_are_tried_with_samples_that_are_not_bad(hook):
         next(loader)
 
 
-def test_a_batch_of_which_nothing_is_left_has_one_substitute():
-    found = epochs(loader_of("skip", shuffle="none", bad=set(range(12, 18))), 1)[0]
-    assert [len(batch) for batch in found[:4]] == [6, 6, 1, 6]
-    assert found[2][0] not in range(12, 18)
-
-
 @pytest.mark.parametrize("on_error", ["skip", "substitute"])
 def test_a_longer_sample_stands_in_for_a_bucket_that_is_all_bad(on_error):
     lengths = {"batch_by": np.where(np.arange(100) < 9, 0, 5), "buckets": [1, 5]}
@@ -205,6 +199,15 @@ def test_a_damaged_part_of_a_sample_costs_it_the_epochs_that_draw_the_part(on_er
     with loader() as resumed:  # without the memory of a run
         resumed.load_state_dict(state | {"epoch": 11, "position": 0})
         assert [batch["index"].tolist() for batch in resumed] == found[11]
+
+
+def test_a_substitute_draws_other_random_numbers_than_in_its_own_place():
+    around = AroundBadSamples(SampleReader(acts.Damaged({3}), return_indices=False, seed=0), "substitute")
+    plan = plan_of(length=100, batch_size=6, shuffle="none", epoch=0)
+    keyed, bad = around.choice(plan, 0)
+    assert keyed.samples.tolist() == [0, 1, 2, plan.deck.substitute(3, 0), 4, 5]
+    assert keyed.numbers.tolist() == [0, 1, 2, -4, 4, 5]
+    assert [(each.position, each.sample) for each in bad] == [(3, 3)]
 
 
 def test_what_is_no_fault_of_a_sample_is_raised():

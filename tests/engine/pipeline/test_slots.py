@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import lit_async_data
-from lit_async_data.engine.pipeline.pipeline import TRANSITIONS, IllegalTransitionError, SlotPool, SlotState
+from lit_async_data.engine.pipeline.pipeline import TRANSITIONS, SlotPool, SlotState
 
 EVENTS = {event: lambda pool, slot, event=event: pool.move(slot, event) for _, event in TRANSITIONS}
 EVENTS["lend"] = SlotPool.lend
@@ -43,18 +43,13 @@ def test_an_event_moves_a_slot_as_the_table_says_or_changes_nothing(state, event
     assert pool._states[0] is state
     after = TRANSITIONS.get((state, event))
     if after is None:
-        with pytest.raises(IllegalTransitionError, match=f"slot 0 is {state.name} and cannot {event}"):
+        with pytest.raises(RuntimeError, match=f"slot 0 is {state.name} and cannot {event}"):
             EVENTS[event](pool, 0)
         assert pool._states[0] is state
     else:
         kept = EVENTS[event](pool, 0)
         assert pool._states[0] is after
         del kept
-
-
-def test_every_state_can_be_reached_and_left():
-    assert set(TRANSITIONS.values()) == set(SlotState)
-    assert {state for state, _ in TRANSITIONS} == set(SlotState)
 
 
 def test_the_readme_shows_the_table():
@@ -120,9 +115,11 @@ def test_a_lease_may_end_inside_the_queue_that_it_goes_to(monkeypatch):
     class Collecting:
         put = inner.put
 
-        def get_nowait(self):
+        get_nowait = inner.get_nowait
+
+        def get(self, timeout):
             gc.collect()
-            return inner.get_nowait()
+            return inner.get(timeout=timeout)
 
     monkeypatch.setattr(pool, "vacant", Collecting())
     assert pool.take(timeout=0) is not None

@@ -5,14 +5,16 @@ import queue
 import subprocess
 import sys
 import threading
+import types
 
 import pytest
 from support.threads.number_pipelines import WHOLE, Gate, epoch, running, taken
 
 from lit_async_data.engine import supervisor
+from lit_async_data.engine.pipeline.sample_reader import Ahead
 from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.errors import ClosedError, SourceError, StoreError, WorkerError
-from lit_async_data.order.plan import BatchIndex
+from lit_async_data.order.plan import BatchIndex, Shares
 
 pytestmark = pytest.mark.usefixtures("however_slow_the_machine_is")
 
@@ -47,6 +49,8 @@ class PutsLate:
         return self._there.get_nowait()
 
     def get(self, timeout):
+        if timeout == 0:
+            return self._there.get_nowait()
         for slot in self._late:
             self._there.put(slot)
         self._late.clear()
@@ -69,14 +73,15 @@ def test_a_batch_that_another_thread_is_dropping_is_waited_for():
     ("error", "lines"), [(ValueError("a bug"), 1), (SourceError("the disk"), 0), (StoreError("the network"), 0)]
 )
 def test_what_goes_wrong_in_preparing_is_logged_once_unless_it_is_the_sources(error, lines, monkeypatch, caplog):
-    def ahead(schedule, keys, unread):
+    def decode_and_fetch(*_):
         raise error
 
     monkeypatch.setattr(supervisor, "REPORTED", {})
+    ahead = Ahead(types.SimpleNamespace(fetch=decode_and_fetch), 1, Shares(None))
     with running(ahead=ahead) as pipeline:
         for number in range(3):
             assert epoch(pipeline, number) == WHOLE
-    assert caplog.text.count("please report") == caplog.text.count("in ahead") == lines
+    assert caplog.text.count("please report") == caplog.text.count("in decode_and_fetch") == lines
     assert caplog.text.count("ValueError: a bug") == lines
 
 

@@ -40,13 +40,6 @@ def test_a_process_that_cannot_begin_is_an_error_with_its_reason_though_that_is_
         assert isinstance(caught.value.__cause__, ImportError)
 
 
-def test_a_log_record_that_cannot_be_read_here_is_reported_and_costs_nothing(caplog):
-    with loader_of(Numbers(33, acts.warn_oddly)) as loader:
-        assert [next(loader)["y"][0].item() for _ in range(10)] == list(range(0, 100, 10))
-        next(iter(loader.next, None))
-    assert "a log record of another process could not be read: TypeError" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("act", "how"), [(acts.crash, "was killed by SIGSEGV"), (acts.leave, "ended with exit code 3")]
 )

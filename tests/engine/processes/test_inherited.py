@@ -1,7 +1,6 @@
 """What libraries keep for a whole process holds in a reader process, too."""
 
 import os
-import pickle
 import subprocess
 import sys
 
@@ -11,7 +10,7 @@ import pytest
 from PIL import Image, ImageFile
 
 from lit_async_data import AsyncLoader, DatasetSource, HDF5Source
-from lit_async_data.engine.processes.shared_memory import Inherited, environment
+from lit_async_data.engine.processes.shared_memory import adopt, environment, settings_here
 
 pytestmark = pytest.mark.processes
 hdf5plugin = pytest.importorskip("hdf5plugin", reason="writes what these tests read")
@@ -60,9 +59,9 @@ def test_settings_of_pillow_and_h5py_and_the_environment_are_those_of_the_traini
 
 
 def test_a_process_that_goes_on_takes_back_what_was_taken_back(monkeypatch):
-    usual = pickle.dumps(Inherited(filters=True))
+    usual = settings_here(filters=True)
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    pickle.loads(usual)
+    adopt(*usual)
     assert ImageFile.LOAD_TRUNCATED_IMAGES is False
 
 
@@ -78,10 +77,10 @@ def test_folders_of_plugins_are_passed_on(tmp_path):
 
 def test_a_process_without_h5py_and_pillow_imports_neither():
     program = """
-import pickle, sys
-from lit_async_data.engine.processes.shared_memory import Inherited, environment
+import sys
+from lit_async_data.engine.processes.shared_memory import adopt, environment, settings_here
 before = set(sys.modules)
-environment(), pickle.loads(pickle.dumps(Inherited(filters=True)))
+environment(), adopt(*settings_here(filters=True))
 assert not {"h5py", "PIL"} & (set(sys.modules) - before)
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

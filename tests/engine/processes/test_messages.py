@@ -17,7 +17,7 @@ from lit_async_data.order.plan import BatchIndex, Limits, Share
 numbers = st.integers(0, 2**62)
 keys = st.builds(BatchIndex, numbers, numbers)
 shares = st.builds(Share, numbers, numbers)
-limits = st.builds(Limits, numbers, st.none() | numbers, st.none() | numbers, numbers)
+limits = st.builds(Limits, numbers, numbers, numbers, numbers)
 
 
 @given(st.builds(Task, numbers, numbers, keys, numbers, numbers, shares, limits, st.booleans(), st.just(0)))

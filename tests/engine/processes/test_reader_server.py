@@ -88,10 +88,10 @@ def test_a_sample_that_ends_processes_is_no_substitute(workers, chunk):
         (acts.warn, "WARNING", {("row 33 is odd", "WARNING")}),
         (acts.inform, "WARNING", set()),
         (acts.inform, "INFO", {("row 34 is even", "INFO")}),
-        (acts.warn_with_a_lock, "WARNING", set()),
+        (acts.warn_oddly, "WARNING", {("row 33: why?", "WARNING")}),
     ],
 )
-def test_what_the_process_logs_is_logged_here_and_what_cannot_be_sent_stops_nothing(act, level, wanted, caplog):
+def test_what_the_process_logs_is_logged_here_without_objects_that_cannot_be_sent(act, level, wanted, caplog):
     caplog.set_level(level, "lit_async_data")
     with loader_of(Numbers(33, act)) as loader:
         assert [batch["y"][0].item() for batch in loader] == list(range(0, 100, 10))

@@ -148,10 +148,6 @@ def warn():
     logging.getLogger("mine").warning("row %d is odd", 33)
 
 
-def warn_with_a_lock():
-    logging.getLogger("mine").warning("row 33", extra={"lock": threading.Lock()})
-
-
 class PythonNumbers(Numbers):
     """Numbers that Python code reads; each sample also tells which process read it."""
 
@@ -225,7 +221,8 @@ def warn_at_length():
 
 
 def warn_oddly():
-    logging.getLogger("mine").warning("row 33", extra={"why": UnpicklableError("odd", "even")})
+    extra = {"why": UnpicklableError("odd", "even"), "lock": threading.Lock()}
+    logging.getLogger("mine").warning("row %d: %s", 33, "why?", extra=extra)
 
 
 def took(flag):

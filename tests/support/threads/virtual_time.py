@@ -146,4 +146,4 @@ class VirtualTime:
 
 
 def threads_of(setup, *, pin, options):
-    return ThreadPipeline(setup, lambda: allocated(setup.layout.nbytes, pinned=False), timeout_s=LONG)
+    return ThreadPipeline(setup, lambda: allocated(setup.plan.layout.nbytes, pinned=False), timeout_s=LONG)
