@@ -88,12 +88,10 @@ def test_an_option_of_torch_points_to_ours_and_a_misspelt_one_to_the_near_one_or
         (AsyncLoader, {"num_workers": 8}, "num_workers: no such option; in LoaderOptions, use workers"),
         (AsyncDataModule, {"transform": abs}, "transform: no such option; use sample_transform (one sample), batch_tr"),
         (AsyncDataModule, {"trian": 1}, "trian: no such option; did you mean train?"),
-        (HDF5Source, {"shift": [-3, 0]}, "Field(NAME, …), windows of rows are window=(start, stop)"),
         (HDF5Source, {"window": (0, 3)}, "window: no such option; give it to a field: Field(NAME, window=…)"),
         (HDF5Source, {"columns": ["a"]}, "columns: no such option; give fields={KEY: NAME of a dataset, …}"),
         (HDF5Source, {"shuffle": True}, "a loader does this, not a source: give LoaderOptions(shuffle=…)"),
         (ManifestSource, {"fields": ["x"], "batch_size": 8}, "not a source: give LoaderOptions(batch_size=…)"),
-        (Field, {"delta_timestamps": [0]}, "no such option; windows of rows are window=(start, stop)"),
         (Field, {"colum": 1}, "colum: no such option; did you mean column?"),
         (lad.split, {"group": "y"}, "group: no such option; did you mean groups?"),
         (

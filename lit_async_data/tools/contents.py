@@ -291,8 +291,6 @@ def describe(group: OpenGroup, node: Dataset, options: Mapping[str, Any]) -> Non
     reasons = [f"each sample is spread over {pieces:,} chunks"] * (pieces > 1)
     if stored.slow:
         reasons.append(f"{stored.slow}; pack writes it once in a way that needs no lock")
-    elif way == "h5py chunks":
-        reasons.append("the library that decodes its filters is missing: pip install 'lit-async-data[codecs]'")
     if index and stored.filtered and stored.chunk_rows > 1 and not isinstance(field.stored, StoredRanges):
         shared = "samples share a chunk and are decoded together; the chunk shuffle decodes them once per epoch"
         reasons.append(f"{stored.chunk_rows:,} {shared}")

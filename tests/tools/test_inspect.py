@@ -61,7 +61,7 @@ def test_wrong_input_ends_with_one_line_and_status_2(capsys):
         "missing.csv": "o such file",
         "*.nope": "*.nope: matches no file",
         "text.h5": "text.h5: is not an HDF5 file",
-        "short.h5": "short.h5: is cut short: it has ",
+        "short.h5": "short.h5: is damaged or cut short; copy it again",
         "empty": "empty has no folders; it needs one for each class",
         "sheet.xlsx": "pandas.read_excel('sheet.xlsx')",
         "x.h5 --image-size 8": "image-size: describes what --check-all reads; add",

@@ -168,7 +168,7 @@ def test_rows_that_begin_no_window_and_episodes_that_are_too_short_are_said(h5):
         ({"ends": "/"}, ConfigError, ["episodes: {'ends': '/'} is neither"]),
         ("", ConfigError, ["episodes: '' is neither"]),
         *(
-            (rule, FormatError, ["none: holds no episode for 12 rows; write their bounds, or leave the file out"])
+            (rule, FormatError, ["none: holds no value for 12 rows; leave it out"])
             for rule in ({"ends": "none"}, {"lengths": "none"}, {"starts": "none", "lengths": "none"})
         ),
         (3, ConfigError, ["episodes: 3 is neither"]),

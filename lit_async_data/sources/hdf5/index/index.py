@@ -247,8 +247,6 @@ MOST_CHUNKS = 10**7
 # Chunks that are read both by their offset and by libhdf5: the first, the last and some between.
 PROBES = 5
 NOT_FOUND = "is listed, but libhdf5 does not find it"
-# The only `unsupported_reason` that the user can remove, by installing a library.
-NOT_INSTALLED = "the library that decodes its filters is not installed"
 
 _log = logging.getLogger(__name__)
 
@@ -285,7 +283,9 @@ def unsupported_reason(dataset: h5py.Dataset) -> str | None:
         "its chunks are very large": math.prod(c for _, c in shapes) * element_bytes(dataset) > MOST_CHUNK_BYTES,
         "it has too many chunks": math.prod(-(-n // c) for n, c in shapes) > MOST_CHUNKS,
         "the file is split over several": not in_one_file(dataset),
-        NOT_INSTALLED: any(each.codec is not None and each.codec.missing for each in filters),
+        "the library that decodes its filters is missing: pip install 'lit-async-data[codecs]'": any(
+            each.codec is not None and each.codec.missing for each in filters
+        ),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
 

@@ -232,8 +232,8 @@ class KeptSlabs:
             return None
         return found[0][found[1] * self._rows : (found[1] + 1) * self._rows]
 
-    def copy_rows(self, rows: Indices, out: Array) -> Indices | None:
-        """Copy cached rows to their places in ``out``. Returns the places of other rows, or None if all are cached."""
+    def copy_rows(self, rows: Indices, out: Array) -> Indices:
+        """Copy cached rows to their places in ``out``. Returns the places of other rows."""
         slabs, inside = np.divmod(rows, self._rows)
         found = self._found(slabs)
         if found is None:
@@ -243,10 +243,9 @@ class KeptSlabs:
         table_rows = places * self._rows + inside
         if cached.all() and out.dtype == self._dtype:
             table.take(table_rows, axis=0, out=out, mode="clip")
-            return None
-        if cached.any():
+        elif cached.any():
             out[cached] = table[table_rows[cached]]
-        return None if cached.all() else np.flatnonzero(~cached)
+        return np.flatnonzero(~cached)
 
     def put(self, number: int, slab: Array) -> None:
         with self._lock:
@@ -290,8 +289,7 @@ class KeptSlabs:
             return content[0], content[1][numbers]
 
 
-# Rows of this size and more are copied one by one. A fancy index would copy each row twice.
-ONE_BY_ONE = 4096
+ONE_BY_ONE = 4096  # rows of so many bytes are copied one by one; a fancy index would copy each twice
 
 
 class ChunkedReader(Reader):
@@ -321,7 +319,7 @@ class ChunkedReader(Reader):
             return
         rows = select.rows
         missing = self._kept.copy_rows(rows, out)
-        if missing is not None and missing.size:
+        if missing.size:
             self.read_places(rows, missing, out)
 
     def read_places(self, rows: Indices, missing: Indices, out: Array) -> None:

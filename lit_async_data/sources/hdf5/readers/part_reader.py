@@ -34,7 +34,7 @@ from lit_async_data.sources.hdf5.readers.patches import ChunkedPatchReader, Patc
 from lit_async_data.sources.hdf5.readers.readers import BLOCK_BYTES, Reader
 from lit_async_data.sources.hdf5.readers.slabs import H5pySlabDecoder, IndexedSlabDecoder, RawReader, is_raw
 from lit_async_data.sources.hdf5.schema.categories import MISSING, UNLISTED
-from lit_async_data.sources.hdf5.schema.encoded import StoredImages, StoredRanges, StoredSequences, of_row
+from lit_async_data.sources.hdf5.schema.encoded import StoredImages, StoredRanges, StoredSequences
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.patches import StoredPatches
 from lit_async_data.sources.hdf5.select import Select, count_distinct, grouped
@@ -117,7 +117,7 @@ class PartReader:
             field = self._part.fields[key]
             window = dataclasses.replace(field.window, offsets=(offset,))
             row = int(window.rows(window.own(rows)[[sample]])[0, 0])
-            raise of_row(FormatError(f"{field.values.at(row)}: {what}"), field.values, row)
+            raise field.values.error(FormatError, what, row)
         return shown
 
     def fetch(self, samples: Indices, keys: Iterable[str] | None = None) -> bool:
@@ -150,8 +150,10 @@ class PartReader:
                 return
 
     def _field_reader(self, field: StoredField) -> Reader:
-        reader = readers.MaskReader(field.window) if field.mask else self._reader(field.stored)
-        return reader if field.mask or field.plain else readers.FieldReader(field, reader)
+        if field.mask:
+            return readers.KeptReader(lambda rows, _: field.window.real(rows))
+        reader = self._reader(field.stored)
+        return reader if field.plain else readers.FieldReader(field, reader)
 
     def _reader(self, stored: Kind) -> Reader:
         match stored:
@@ -173,10 +175,13 @@ class PartReader:
 
     def _patch_reader(self, stored: StoredPatches) -> Reader:
         name = f"patches {len(self.datasets)}"  # the same in each part
-        if stored.holds == "values" and stored.block:
+        if stored.holds != "values":
+            of = {"origin": stored.origins, "points": stored.points, "mask": lambda *_: stored.real()}
+            return readers.KeptReader(of[stored.holds])
+        if stored.block:
             self.datasets[name] = reader = fastest_reader(stored.values, self._file, self._cache, name)
             return PointsReader(stored, reader)
-        if stored.holds != "values" or stored.values.index is None:
+        if stored.values.index is None:
             return PatchReader(stored, self._file)
         self.datasets[name] = ChunkedPatchReader(stored, stored.values.index, self._file, self._cache, name)
         return self.datasets[name]
@@ -184,7 +189,8 @@ class PartReader:
     def _dataset_reader(self, stored: StoredDataset) -> Reader:
         name = self._part.dataset_key(stored)
         if stored.kept is not None:
-            return readers.KeptReader(stored.kept)  # two fields may number one text in different ways
+            values = stored.kept  # two fields may number one text in different ways
+            return readers.KeptReader(lambda rows, _: values[rows] if len(values) > 1 else values)
         if name not in self.datasets:
             repeats = stored.filtered and stored.chunk_rows == 1 and self._repeats(name)
             self.datasets[name] = fastest_reader(stored, self._file, self._cache, name, repeats=repeats)
@@ -385,7 +391,6 @@ class PartReaders:
 MOST_BYTES, MARKED_BYTES = 256 * 2**20, 2**22
 # Whether sources look; no if each sample is to raise its own error when it is read.
 LOOKS = contextvars.ContextVar("LOOKS", default=True)
-Flags = npt.NDArray[np.bool_]
 NewReader = Callable[[Sequence[StoredPart]], PartReaders]
 
 
@@ -428,7 +433,7 @@ def _marking(field: StoredField) -> StoredField:
     return dataclasses.replace(field, conversion=dataclasses.replace(field.conversion, null="mark"))
 
 
-def _marked(reader: PartReaders, key: str, shape: tuple[int, ...]) -> Flags:
+def _marked(reader: PartReaders, key: str, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
     """Which samples have no value, and which a name that is no class; shape (2, samples)."""
     count = int(reader.starts[-1])
     marks, step = np.zeros((2, count), np.bool_), max(MARKED_BYTES // (8 * math.prod(shape)), 1)

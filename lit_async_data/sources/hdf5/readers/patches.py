@@ -26,19 +26,15 @@ from lit_async_data.sources.local_files import retry_once
 
 
 class PatchReader(Reader):
-    """Patches of contiguous values from the map of the file, and others through h5py; their origins and masks."""
+    """Patches of contiguous values from the map of the file, and others through h5py."""
 
     def __init__(self, patches: StoredPatches, file: OpenFile) -> None:
         self._patches, self._stored, self._file = patches, patches.values, file
         self._strided = self._stored.offset is not None and file.mapped and not file.remote
-        self.reading = "copied" if self._strided or patches.holds != "values" else "locked"
+        self.reading = "copied" if self._strided else "locked"
 
     def read(self, select: Select, out: Array, keys: Words | None = None, /) -> None:
         patches = self._patches
-        if patches.holds != "values":
-            of = {"origin": patches.origins, "points": patches.points}
-            out[...] = patches.real() if patches.holds == "mask" else of[patches.holds](select.rows, keys)
-            return
         inside, table = out[_inside(patches)], mapped(self._stored, self._file) if self._strided else None
         for place, box in enumerate(patches.boxes(select.rows, keys)):
             inside[place] = self._by_h5py(box, int(select.rows[place])) if table is None else table[box]

@@ -23,7 +23,7 @@ from lit_async_data.sources.hdf5.schema.categories import Conversion
 from lit_async_data.sources.hdf5.schema.encoded import StoredImages, StoredRanges, StoredSequences, of_row
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.patches import StoredPatches
-from lit_async_data.sources.hdf5.select import Select, Steps, Window, runs
+from lit_async_data.sources.hdf5.select import Select, Steps, runs
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors
 from lit_async_data.sources.hdf5.storage.open_file import GlobalHeap, OpenFile
@@ -99,13 +99,15 @@ def mapped(stored: StoredDataset, file: OpenFile) -> Array:
 
 
 class KeptReader(Reader):
+    """Values of rows that are in memory, or computed."""
+
     reading: Reading = "copied"
 
-    def __init__(self, values: Array) -> None:
-        self._values = values
+    def __init__(self, values_of: Callable[[Indices, Words | None], Array]) -> None:
+        self._values_of = values_of
 
-    def read(self, select: Select, out: Array, _: Words | None = None, /) -> None:
-        out[...] = self._values[select.rows] if len(self._values) > 1 else self._values
+    def read(self, select: Select, out: Array, keys: Words | None = None, /) -> None:
+        out[...] = self._values_of(select.rows, keys)
 
 
 class H5pyReader(FileReader):
@@ -142,16 +144,35 @@ def h5py_rows(stored: StoredDataset, file: OpenFile, first: int, end: int, *, ca
     return found.reshape(-1, *found.shape[2:])
 
 
-# Bytes of a temporary block, from which rows are converted, decoded or copied.
-BLOCK_BYTES = 2**20
+BLOCK_BYTES = 2**20  # of a temporary block, from which rows are converted, decoded or copied
 
 
-class FieldReader(Reader):
+class PlacedReader(Reader):
+    """Reads rows by other readers, which have them at other places."""
+
+    def __init__(self, *readers: Reader) -> None:
+        self._readers = readers
+        self.reading = slowest(each.reading for each in readers)
+
+    def _places(self, rows: Indices, /) -> Select:
+        raise NotImplementedError
+
+    def fetch(self, select: Select, /) -> bool:
+        places = self._places(select.rows)
+        return any([reader.fetch(places) for reader in self._readers])  # noqa: C419  # of every reader
+
+    def decode(self, select: Select, chunk_group: ChunkGroup | None, /) -> None:
+        places = self._places(select.rows)
+        for reader in self._readers:
+            reader.decode(places, chunk_group)
+
+
+class FieldReader(PlacedReader):
     """Reads the windows around anchors, which its callers select as rows, and converts and pads their values."""
 
     def __init__(self, field: StoredField, reader: Reader) -> None:
-        self._field, self._window, self._reader = field, field.window, reader
-        self.reading = reader.reading
+        super().__init__(reader)
+        self._field, self._window = field, field.window
 
     def read(self, select: Select, out: Array, keys: Words | None = None, /) -> list[Shown] | None:
         field, anchors, shown = self._field, select.rows, None
@@ -167,12 +188,11 @@ class FieldReader(Reader):
 
     def _pad(self, lengths: Indices, out: Array) -> None:
         places = np.arange(out.shape[1])
-        if self._field.spec.padded != "left":
-            out[places >= lengths[:, None]] = self._field.fill
-            return
-        for row, length in zip(out, lengths.tolist(), strict=True):
-            row[len(row) - length :] = row[:length]
-        out[places < out.shape[1] - lengths[:, None]] = self._field.fill
+        if self._field.spec.padded == "left":
+            places = places[::-1]
+            for row, length in zip(out, lengths.tolist(), strict=True):
+                row[len(row) - length :] = row[:length]
+        out[places >= lengths[:, None]] = self._field.fill
 
     def _read_converted(self, conversion: Conversion, anchors: Indices, out: Array, keys: Words | None) -> None:
         field, window = self._field, self._window
@@ -193,65 +213,42 @@ class FieldReader(Reader):
             out[places] = conversion(values[: len(own)], functools.partial(rows, own), out.dtype)
 
     def _read(self, anchors: Indices, out: Array, keys: Words | None = None) -> list[Shown] | None:
-        select, window = self._rows(anchors), self._window
+        select, window = self._places(anchors), self._window
         values = out.reshape(-1, *out.shape[1 + window.axis :])
-        shown = self._reader.read(select, values, None if keys is None else np.repeat(keys, len(window.offsets)))
+        shown = self._readers[0].read(select, values, None if keys is None else np.repeat(keys, len(window.offsets)))
         if select.counts is not None and window.pad:
             moved = np.flatnonzero(~window.real(anchors).all(axis=1))
             out[moved] = out[moved[:, None], window.rows(anchors[moved]) - select.firsts[moved, None]]
         return shown
 
-    def _rows(self, anchors: Indices) -> Select:
+    def _places(self, anchors: Indices, /) -> Select:
         window = self._window
         if window.consecutive and 1 < window.length == len(window.offsets) and not self._field.images:
             return Select(window.begins(anchors), np.full(len(anchors), window.length))
         return Select(window.rows(anchors).ravel())
 
-    def fetch(self, select: Select, /) -> bool:
-        return self._reader.fetch(self._rows(select.rows))
 
-    def decode(self, select: Select, chunk_group: ChunkGroup | None, /) -> None:
-        self._reader.decode(self._rows(select.rows), chunk_group)
-
-
-class MaskReader(Reader):
-    reading = "copied"
-
-    def __init__(self, window: Window) -> None:
-        self._window = window
-
-    def read(self, select: Select, out: Array, _: Words | None = None, /) -> None:
-        out[...] = self._window.real(select.rows)
-
-
-class StepsReader(Reader):
+class StepsReader(PlacedReader):
     """Reads rows that are stored in another order, on an axis of episodes and one of their steps."""
 
     def __init__(self, steps: Steps, stored: Reader) -> None:
-        self._steps, self._stored, self.reading = steps, stored, stored.reading
+        super().__init__(stored)
+        self._steps = steps
+
+    def _places(self, rows: Indices, /) -> Select:
+        return Select(self._steps.stored(rows))
 
     def read(self, select: Select, out: Array, keys: Words | None = None, /) -> None:
-        self._stored.read(Select(self._steps.stored(select.rows)), out, keys)
-
-    def fetch(self, select: Select, /) -> bool:
-        return self._stored.fetch(Select(self._steps.stored(select.rows)))
-
-    def decode(self, select: Select, chunk_group: ChunkGroup | None, /) -> None:
-        self._stored.decode(Select(self._steps.stored(select.rows)), chunk_group)
+        self._readers[0].read(self._places(select.rows), out, keys)
 
 
-class RangesReader(Reader):
+class RangesReader(PlacedReader):
     def __init__(self, stored: StoredRanges, *elements: Reader) -> None:
-        self._stored, self._elements = stored, elements
-        self.reading = slowest(each.reading for each in elements)
+        super().__init__(*elements)
+        self._stored = stored
 
-    def fetch(self, select: Select, /) -> bool:
-        places = self._stored.places(select.rows)
-        return any([reader.fetch(places) for reader in self._elements])  # noqa: C419  # of every reader
-
-    def decode(self, select: Select, chunk_group: ChunkGroup | None, /) -> None:
-        for reader in self._elements:
-            reader.decode(self._stored.places(select.rows), chunk_group)
+    def _places(self, rows: Indices, /) -> Select:
+        return self._stored.places(rows)
 
 
 class SparseReader(RangesReader):
@@ -262,17 +259,15 @@ class SparseReader(RangesReader):
         counts: Any = places.counts
         values = np.empty(counts.sum(), stored.values.dtype.newbyteorder("="))
         columns = np.empty(len(values), stored.columns.dtype.newbyteorder("="))
-        self._elements[0].read(places, values)
-        self._elements[1].read(places, columns)
-        width = stored.spec.shape[0]
-        wrong = columns >= width if columns.dtype.kind == "u" else (columns < 0) | (columns >= width)
-        if wrong.any():
+        self._readers[0].read(places, values)
+        self._readers[1].read(places, columns)
+        width, columns = stored.spec.shape[0], columns.astype(np.int64)
+        if (wrong := (columns < 0) | (columns >= width)).any():
             place = int(wrong.argmax())
             row = int(select.rows[np.searchsorted(np.cumsum(counts), place, side="right")])
-            what = f"has a value in column {columns[place]} of {width}; write the file again"
-            raise stored.error(CorruptError, what, row)
+            raise stored.error(CorruptError, f"has a value in column {columns[place]} of {width}; write it again", row)
         out[...] = 0
-        cells = np.repeat(np.arange(len(counts)) * width, counts) + columns.astype(np.int64)
+        cells = np.repeat(np.arange(len(counts)) * width, counts) + columns
         # Added, not assigned: a column that is stored twice means the sum, as in scipy.
         np.add.at(out.reshape(-1), cells, values.astype(out.dtype, copy=False))
 
@@ -282,7 +277,7 @@ class PaddedReader(RangesReader):
         places, stored = self._stored.places(select.rows), self._stored.values
         counts: Any = places.counts
         values = np.empty((counts.sum(), *stored.spec.stored_shape), stored.dtype.newbyteorder("="))
-        self._elements[0].read(places, values)
+        self._readers[0].read(places, values)
         values = stored.member.of(values) if stored.member else values
         out[...] = 0
         out[np.arange(out.shape[1]) < counts[:, None]] = values
@@ -290,14 +285,18 @@ class PaddedReader(RangesReader):
 
 class GroupsReader(FileReader):
     def read(self, select: Select, out: Array, _: Words | None = None, /) -> None:
-        stored = self._stored
         for place, row in enumerate(select.rows.tolist()):
-            name = stored.dataset(row)
-            with as_source_errors(stored.at(row), "cannot be read", file=stored.path, dataset=name, row=row):
-                dataset = self._file.dataset(name, 0, kept=False)
-                if dataset.chunks:
-                    check_chunk_lengths(dataset)
-                out[place] = retry_once(functools.partial(dataset.__getitem__, ()))
+            out[place] = dataset_of(self._stored, self._file, row)
+
+
+def dataset_of(stored: StoredDataset, file: OpenFile, row: int) -> Any:
+    """The values of a row that is a dataset, through h5py."""
+    name = stored.dataset(row)
+    with as_source_errors(stored.at(row), "cannot be read", file=stored.path, dataset=name, row=row):
+        dataset = file.dataset(name, 0, kept=False)  # too many to keep open
+        if dataset.chunks:
+            check_chunk_lengths(dataset)
+        return retry_once(functools.partial(dataset.__getitem__, ()))
 
 
 class SequenceReader(Reader):
@@ -345,7 +344,7 @@ class GroupSequenceReader(SequenceReader):
         values = np.empty((self._sequences.lengths[row], *self._stored.shape[2:]), stored.newbyteorder("="))
         _, first, end = self._sequences.references[row].tolist()
         if index is None or (index.offsets[first:end] < 0).any():  # some were never written
-            GroupsReader(self._stored, self._file).read(Select(np.array([row])), values[None])
+            values[...] = dataset_of(self._stored, self._file, row)
             return values
         shape = self._sequences.chunks[row].tolist()
         pipeline = FilterPipeline(index.filters.filters, math.prod(shape) * stored.itemsize)
@@ -355,8 +354,8 @@ class GroupSequenceReader(SequenceReader):
             try:
                 chunk = pipeline.decode(self._file.bytes_at(offset, size), mask).view(stored).reshape(shape)
             except CorruptError as error:
-                where = f"{self._stored.at(row)}: chunk {corner} at byte {offset}"
-                raise CorruptError(f"{where}: {error}; restore the file") from error
+                what = f"chunk {corner} at byte {offset}: {error}; restore the file"
+                raise self._stored.error(CorruptError, what, row) from error
             part = values[tuple(slice(at, at + c) for at, c in zip(corner, shape, strict=True))]
             part[...] = chunk[tuple(map(slice, part.shape))]
         return values
@@ -415,7 +414,7 @@ class ImageReader(Reader):
         """A function that returns the bytes of a row, given its place in ``rows`` and its name in messages."""
         heap = self._images.heap
         if self._rows is None:
-            return lambda place, where: self._alone(int(rows[place]), where)
+            return lambda place, _: self._alone(int(rows[place]))
         stored = np.empty((len(rows), self._stored.shape[1]), np.uint8)
         self._rows.read(Select(rows), stored)
         if heap is None:
@@ -423,14 +422,15 @@ class ImageReader(Reader):
         references = heap.references(stored).tolist()
         return lambda place, where: heap.value(references[place], self._file.bytes_at, where)
 
-    def _alone(self, row: int, where: str) -> Bytes:
+    def _alone(self, row: int) -> Bytes:
         stored, index = self._stored, self._stored.index
         if index is not None and index.offsets[row] >= 0:
             return self._file.bytes_at(int(index.offsets[row]), int(index.sizes[row]))
-        with as_source_errors(where, "cannot be read", file=stored.path, dataset=stored.name):
-            own = stored.names is not None  # a dataset per image: too many to keep open
-            value = self._file.dataset(stored.dataset(row), 0, kept=not own)[() if own else row]
-            return np.frombuffer(np.asarray(value).tobytes(), np.uint8)
+        if stored.names is not None:
+            value = dataset_of(stored, self._file, row)
+        else:
+            value = h5py_rows(stored, self._file, row, row + 1)[0]
+        return np.frombuffer(np.asarray(value).tobytes(), np.uint8)
 
     def fetch(self, select: Select, /) -> bool:
         rows, index, heap = select.rows, self._stored.index, self._images.heap

@@ -30,12 +30,9 @@ _ROW_BY_ROW = 2048
 
 
 def is_raw(stored: StoredDataset) -> bool:
-    if stored.axis != 0:
-        return False
-    if stored.offset is not None:
-        return True
     index = stored.index
-    return index is not None and not index.filters.filters and index.shape[1:] == stored.shape[1:]
+    by_rows = index is not None and not index.filters.filters and index.shape[1:] == stored.shape[1:]
+    return stored.axis == 0 and (by_rows or stored.offset is not None)
 
 
 class RawReader(Reader):
@@ -174,10 +171,8 @@ class IndexedSlabDecoder:
         places = np.indices([1 if axis == stored.axis else n for axis, n in enumerate(index.grid)])
         self._first = np.ravel_multi_index(tuple(places.reshape(len(index.grid), -1)), index.grid)
         self._stride = math.prod(index.grid[stored.axis + 1 :])
-        # Whether a slab is one chunk, with the axes of the batch.
-        across = [n for axis, n in enumerate(index.grid) if axis != stored.axis]
-        whole = [n for axis, n in enumerate(index.shape) if axis != stored.axis]
-        self.plain = stored.axis == 0 and math.prod(across) == 1 and tuple(whole) == stored.spec.stored_shape
+        whole = math.prod(index.grid[1:]) == 1 and index.shape[1:] == stored.spec.stored_shape
+        self.plain = stored.axis == 0 and whole  # whether a slab is one chunk, with the axes of the batch
         self.thread_bytes = self._thread_bytes()
 
     def _thread_bytes(self) -> int:
@@ -210,13 +205,11 @@ class IndexedSlabDecoder:
         slab = np.empty((count, *stored.spec.stored_shape), stored.dtype)
         axes = ([number] if axis == stored.axis else range(n) for axis, n in enumerate(self._index.grid))
         for place in itertools.product(*axes):
-            spans = [
-                slice(p * c, min((p + 1) * c, n))
-                for p, c, n in zip(place, self._index.shape, stored.shape, strict=True)
-            ]
+            spans = [slice(p * c, p * c + c) for p, c in zip(place, self._index.shape, strict=True)]
             spans.pop(stored.axis)
+            part = slab[(slice(None), *spans)]
             values = np.moveaxis(self.chunk(int(np.ravel_multi_index(place, self._index.grid))), stored.axis, 0)
-            slab[(slice(None), *spans)] = values[(slice(count), *(slice(span.stop - span.start) for span in spans))]
+            part[...] = values[tuple(map(slice, part.shape))]
         return slab.astype(native, copy=False)
 
     def chunk(self, number: int) -> Array:
@@ -297,9 +290,8 @@ class IndexedSlabDecoder:
         if stored.steps:
             corner = *corner[: stored.axis], *stored.steps.at(row), *corner[stored.axis + 1 :]
             row = stored.steps.row(row)
-        advice = "restore the file, or copy what can be read of it"
         where = f"{stored}, chunk {corner}" if stored.names is None else f"{stored.at(row)}, chunk {corner[1:]}"
-        what = f"{where} at byte {index.offsets[number]}: {error}; {advice}"
+        what = f"{where} at byte {index.offsets[number]}: {error}; restore the file, or copy what can be read of it"
         return CorruptError(what, file=stored.path, dataset=stored.dataset(row), row=row)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,19 +19,13 @@ from lit_async_data.batch.spec import Array, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, SourceError, few
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
-from lit_async_data.sources.hdf5.schema.encoded import encoding
+from lit_async_data.sources.hdf5.schema import inspect
+from lit_async_data.sources.hdf5.schema.encoded import encoding, whole_numbers
 from lit_async_data.sources.hdf5.schema.field import Field
-from lit_async_data.sources.hdf5.schema.inspect import (
-    Located,
-    OpenGroup,
-    StoredDataset,
-    find_member,
-    image_format,
-    member_of,
-)
+from lit_async_data.sources.hdf5.schema.inspect import Located, OpenGroup, StoredDataset
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, context_of, h5py
 from lit_async_data.sources.hdf5.storage.handles import path_of
-from lit_async_data.sources.table.labels import INEXACT, MOST_CLASSES
+from lit_async_data.sources.table.labels import MOST_CLASSES
 
 RowsOf = Callable[[], Indices]
 
@@ -54,12 +47,12 @@ class Coded:
     def texts(self, numbers: Array, file: str, missing: str | None = None) -> Array:
         """The name of each number; ``missing`` where there is no value."""
         known = {**self.names, **dict.fromkeys(self.missing, missing)}
-        wrong = np.isin(numbers, list(known), invert=True) if self.place else np.zeros(len(numbers), bool)
-        if wrong.any():
+        if self.place and (wrong := np.isin(numbers, list(known), invert=True)).any():
             what = f"has {len(self.names)} names, but there is code {numbers[wrong.argmax()]}; write the column again"
             raise CorruptError(f"{file}:{self.place}: {what}", file=file, dataset=self.place)
         found = np.array([known.get(number, number) for number in numbers.tolist()], object)
-        found[np.zeros(len(numbers), bool) if self.mask is None else self.mask] = missing
+        if self.mask is not None:
+            found[self.mask] = missing
         return found
 
 
@@ -80,7 +73,7 @@ def find_coded(group: OpenGroup, name: str) -> Coded:
     if not isinstance(node, h5py.Dataset):
         return Coded(name)
     with contextlib.suppress(*LIBRARY_ERRORS):  # `inspect_dataset` refuses a type that numpy lacks
-        dtype = find_member(node, member, context_of(group.path, of))[1].dtype if member else node.dtype
+        dtype = inspect.find_member(node, member, context_of(group.path, of))[1].dtype
     if names := enumerated(dtype):
         return Coded(name, names, _fills(node, names))
     place = _place(group, of, member, node) if dtype.kind in "iu" else ""
@@ -111,7 +104,7 @@ def _categories(group: OpenGroup, name: str, place: str) -> Coded:
     node = group.node(place)
     nullable = isinstance(node, h5py.Group) and encoding(node) == "nullable"
     dataset, path = group.whole_member(f"{place}/values" if nullable else place, "")
-    values = member_of(dataset[...], path).reshape(-1)
+    values = inspect.member_of(dataset[...], path).reshape(-1)
     stored = StoredDataset(group.path, place, values.shape, values.dtype, 0, FieldSpec((), values.dtype))
     texts = as_texts(values.tolist(), stored)
     return Coded(name, dict(enumerate(texts)), (-1,), place=f"/{place.strip('/')}")
@@ -201,25 +194,14 @@ class Numbering:
 _SURROGATES = re.compile("[\ud800-\udfff]")  # the result of decoding bytes that are not UTF-8
 
 
-def as_texts(values: Iterable[Any], stored: Located, row_of: Callable[[int], int] = int, attr: str = "") -> list[str]:
+def as_texts(values: Iterable[Any], stored: Located, row_of: Callable[[int], int] = int) -> list[str]:
     """Values as text. A value that is not UTF-8 is an error, which names its row."""
     texts = [each.decode(errors="surrogateescape") if isinstance(each, bytes) else str(each) for each in values]
     for number, text in enumerate(texts):
         if not text.isascii() and _SURROGATES.search(text):
             row, given = row_of(number), text.encode(errors="surrogateescape")
-            cure = "texts = [t.decode('latin-1') for t in file[NAME][:]]; del file[NAME]; file[NAME] = texts"
-            if attr:
-                node = stored.dataset(row).removesuffix(f"@{attr}") or "/"
-                cure = f"file[{node!r}].attrs[{attr!r}] = {given.decode('latin-1')!r}"
-            what = f"{given!r} is not UTF-8; write it so, if it is Latin-1 by h5py: {cure}"
-            raise stored.error(FormatError, what, row)
+            raise stored.error(FormatError, f"{given!r} is not UTF-8; write Latin-1 as text.decode('latin-1')", row)
     return texts
-
-
-def did_you_mean(name: str, names: Sequence[str]) -> str:
-    known = {each.casefold(): each for each in names}
-    near = difflib.get_close_matches(name.casefold(), known, n=1)
-    return f" (did you mean {known[near[0]]!r}?)" if near else ""
 
 
 def is_numbered(group: OpenGroup, name: str, field: Field) -> bool:
@@ -232,10 +214,10 @@ def is_numbered(group: OpenGroup, name: str, field: Field) -> bool:
         return is_text or field.kind == "text"
     if field.lookup is not None or not isinstance(node, h5py.Dataset):
         return False
-    kind: Any = find_member(node, member, context_of(group.path, of))[1]
+    kind: Any = inspect.find_member(node, member, context_of(group.path, of))[1]
     if not isinstance(kind, h5py.h5t.TypeStringID):
         return field.kind in ("class", "text") and isinstance(kind, h5py.h5t.TypeIntegerID | h5py.h5t.TypeFloatID)
-    return bool(member) or not image_format(node)
+    return bool(member) or not inspect.image_format(node)
 
 
 def inspect_texts(group: OpenGroup, name: str, field: Field, layout: str | None, where: str) -> StoredDataset:
@@ -246,7 +228,7 @@ def inspect_texts(group: OpenGroup, name: str, field: Field, layout: str | None,
     if field.mask_and_scale or not (vector or (layout is None and field.column is None)):
         raise ConfigError("layout, column and mask_and_scale do not apply to text or classes; leave them out", where)
     stored = group.inspect_dataset(group.split(coded.name)[0], holds="heap")
-    values = member_of(dataset[...], path).reshape(-1)
+    values = inspect.member_of(dataset[...], path).reshape(-1)
     if coded.names or coded.mask is not None:
         values = coded.texts(values, group.path, "")
     codes, row = numbered(values, field, stored, where)
@@ -257,19 +239,17 @@ def numbered(
     values: npt.NDArray[Any], field: Field, stored: StoredDataset, where: str
 ) -> tuple[npt.NDArray[np.int64], FieldSpec]:
     """A number for each text, `IGNORED` for empty text that is no class; and the field with the names of numbers."""
-    floats = field.kind in ("text", "class") and values.dtype.kind == "f"  # as MATLAB stores whole numbers
-    if floats and (np.abs(values) < INEXACT).all() and (values % 1 == 0).all():
-        values = values.astype(np.int64)
-    kinds = "SOiu" if field.kind in ("text", "class") else "SO"
-    if values.dtype.kind not in kinds or field.kind == "number" or values.ndim > 1:
-        holds = f"{values.dtype}{' arrays' * (values.ndim > 1)}{', with fractions or NaN' * floats}"
+    numeric = field.kind in ("text", "class")
+    values = whole_numbers(values) if numeric else values
+    if values.dtype.kind not in "SO" + "iu" * numeric or field.kind == "number" or values.ndim > 1:
+        holds = f"{values.dtype}{' arrays' * (values.ndim > 1)}{', with fractions or NaN' * (values.dtype.kind == 'f')}"
         what = f"{stored} holds {holds}, which is not {field.kind}"
         if where == "fields.(on)":
             raise ConfigError(f"{what}; ids are text or whole numbers: name a dataset of ids", "on")
         raise ConfigError(f"{what}; leave kind out", f"{where}.kind")
     numbers: dict[Any, int] = {}
     codes = np.array([numbers.setdefault(value, len(numbers)) for value in values.tolist()], np.int64)
-    texts = as_texts(numbers, stored, lambda number: int((codes == number).argmax()), field.attr or "")
+    texts = as_texts(numbers, stored, lambda number: int((codes == number).argmax()))
     names = tuple(field.classes or filter(None, texts))
     if not field.classes and field.kind != "text" and len(names) > MOST_CLASSES:
         what = f"{stored} holds {len(names)} distinct texts, which seem to be ids; write kind='text'"
@@ -290,7 +270,7 @@ def named(spec: FieldSpec, field: Field | None, names: tuple[str, ...]) -> Field
 
 
 def unknown_text(stored: StoredDataset, row: int, text: str, names: tuple[str, ...], cure: str) -> SourceError:
-    return stored.error(FormatError, f"{text!r} is not one of {few(names, 20)}{did_you_mean(text, names)}; {cure}", row)
+    return stored.error(FormatError, f"{text!r} is not one of {few(names, 20)}; {cure}", row)
 
 
 # NetCDF attributes of packed values.
@@ -399,16 +379,14 @@ class Conversion:
     def _numbered(self, numbering: Numbering, values: Array, rows: RowsOf, places: Array | None) -> Array:
         found = numbering(values)
         if self.mask is not None:
-            if places is None:
-                places = rows()
-            lost = self.mask[places]
+            lost = self.mask[rows() if places is None else places]
             found = np.where(lost, MISSING, found.astype(np.int64)) if lost.any() else found
         if found is values or self.null == "mark" or found.min() > UNNAMED:
             return found
         self._check(found == UNNAMED, values, rows, f"is not one of its {len(numbering.classes)} classes")
         if (unlisted := found == UNLISTED).any():
-            name, classes = numbering.names[values[unlisted][0].item()], numbering.classes
-            what = f"is {name!r}, not one of {few(classes)}{did_you_mean(name, classes)}"
+            name = numbering.names[values[unlisted][0].item()]
+            what = f"is {name!r}, not one of {few(numbering.classes, 20)}"
             self._check(unlisted, values, rows, what, "add it to classes, ")
         missing = found == MISSING
         if self.null != "ignore":

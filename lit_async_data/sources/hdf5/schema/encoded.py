@@ -20,14 +20,9 @@ from lit_async_data.sources.hdf5.index.index import ChunkIndex, IndexKey
 from lit_async_data.sources.hdf5.schema.field import BOUNDS, Field
 from lit_async_data.sources.hdf5.schema.inspect import Located, OpenGroup, StoredDataset, member_of
 from lit_async_data.sources.hdf5.select import Episodes, Select
+from lit_async_data.sources.hdf5.storage import failures
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
-from lit_async_data.sources.hdf5.storage.failures import (
-    LIBRARY_ERRORS,
-    NoSamplesError,
-    as_source_errors,
-    context_of,
-    h5py,
-)
+from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, context_of, h5py
 from lit_async_data.sources.hdf5.storage.handles import bytes_at, path_of
 from lit_async_data.sources.hdf5.storage.open_file import GlobalHeap, refuse_external_link
 from lit_async_data.sources.images.image import ImageDecoder
@@ -36,8 +31,6 @@ from lit_async_data.sources.table.labels import INEXACT
 
 SPARSE = ("data", "indices", "indptr")
 VARIABLE = ("values", "offsets")
-EMPTY = "has {} rows without a single value; leave it out"
-NO_EPISODES = "holds no episode for {} rows; write their bounds, or leave the file out"
 TEXT = np.dtype(np.uint8)  # text is delivered as its bytes
 
 
@@ -95,16 +88,13 @@ def inspect_sparse(group: OpenGroup, name: str, kind: str) -> StoredRanges:
     numbers = _integers(group, bounds)
     said = any(each in node.attrs for each in ("encoding-type", "h5sparse_format")) or "barcodes" in node
     if kind == "csc" or (not said and len(numbers) == shape[1] + 1):
-        what = "is stored by columns (csc)" + " or does not say that it is not" * (not said)
-        what = f"{what}, so that each row is spread over the file; store it by rows"
-        cure = "adata.X = adata.X.tocsr(); adata.write('by_rows.h5ad')"
-        cure += "; if it is, write its attribute encoding-type = 'csr_matrix'" * (not said)
-        raise FormatError(f"{what}: {cure}", **context)
+        what = "is stored by columns (csc)" if said else "does not say by encoding-type = 'csr_matrix' that it is csr"
+        what += ", so that each row is spread over the file" * said
+        raise FormatError(f"{what}; store it by rows: adata.X = adata.X.tocsr(); adata.write('x.h5ad')", **context)
     with _some_values(shape[0], context):
         values, columns = (group.inspect_dataset(f"{name.rstrip('/')}/{part}") for part in SPARSE[:2])
     if len(numbers) != shape[0] + 1:
-        what = f"has {len(numbers)} values; it must have one more than its {shape[0]} rows"
-        raise FormatError(what, **context_of(group.path, bounds))
+        raise FormatError(f"has {len(numbers)} values, not {shape[0] + 1}", **context_of(group.path, bounds))
     offsets = _offsets(group.path, bounds, "offsets", numbers, values.rows)
     if len(values.shape) != 1 or columns.shape != values.shape or columns.dtype.kind not in "iu":
         what = f"has data of shape {values.shape} and indices of shape {columns.shape}, {columns.dtype}"
@@ -137,8 +127,7 @@ def delimited(group: OpenGroup, field: Field) -> Delimited | None:
         return None
     target: Any = index.file[index.attrs["target"]]
     if _is_index(target):
-        what = f"is an index of the index {target.name}, whose samples have samples; name that"
-        raise FormatError(what, **context_of(group.path, name))
+        raise FormatError(f"is an index of the index {target.name}; name that", **context_of(group.path, name))
     return Delimited(index.name, target.name, index.name, "ends")
 
 
@@ -152,8 +141,7 @@ def inspect_variable(group: OpenGroup, given: Delimited, *, most: int | None, ca
     with _some_values(rows, context_of(group.path, given.name)):
         values = group.inspect_dataset(*group.split(given.values), cast=cast)
     if rows < 1:
-        what = f"has {len(numbers)} values; it must have one more than there are samples"
-        raise FormatError(what, **context_of(group.path, given.bounds))
+        raise FormatError(f"has {len(numbers)} values, which bound no sample", **context_of(group.path, given.bounds))
     offsets = _offsets(group.path, given.bounds, given.rule, numbers, values.rows)
     element = values.member or values
     row = FieldSpec(element.spec.stored_shape, element.dtype.newbyteorder("="))
@@ -171,14 +159,14 @@ def padded_spec(lengths: Indices, most: int | None, row: FieldSpec, stored: Loca
 
 
 @contextlib.contextmanager
-def _some_values(rows: int, context: dict[str, Any], what: str = EMPTY) -> Iterator[None]:
+def _some_values(rows: int, context: dict[str, Any]) -> Iterator[None]:
     """Turn the error for a dataset without values into another one if there are samples: zeros, or of length 0."""
     try:
         yield
     except NoSamplesError as error:
         if rows <= 0:
             raise
-        raise FormatError(what.format(rows), **context) from error
+        raise FormatError(f"holds no value for {rows} rows; leave it out", **context) from error
 
 
 def _integers(group: OpenGroup, name: str) -> Indices:
@@ -187,13 +175,13 @@ def _integers(group: OpenGroup, name: str) -> Indices:
     values = member_of(dataset[...], member)
     if not values.size:
         raise NoSamplesError(f"has shape {values.shape}, so it holds no samples; leave it out, or write them", **own)
-    values = _whole(values)
+    values = whole_numbers(values)
     if values.size != max(values.shape, default=0) or values.dtype.kind not in "iu":
         raise FormatError("has not one axis of integers; write it so", **own)
     return values.ravel().astype(np.int64)
 
 
-def _whole(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def whole_numbers(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Whole numbers as int64, also of floats, as MATLAB stores them."""
     whole = values.dtype.kind in "uf" and (np.abs(values) < INEXACT).all() and (values % 1 == 0).all()
     return values.astype(np.int64) if whole else values
@@ -206,13 +194,14 @@ def _offsets(path: str, name: str, rule: str, numbers: Indices, elements: int) -
     wrong = np.zeros(len(offsets) - 1, np.bool_)
     wrong[0] |= offsets[0] != 0
     wrong[-1] |= rule == "offsets" and offsets[-1] != elements
-    must = {"offsets": f"begin with 0, never fall and end with {elements}", "starts": "begin with 0 and never fall"}
-    must |= {
+    must = {
+        "offsets": f"begin with 0, never fall and end with {elements}",
+        "starts": "begin with 0 and never fall",
         "ends": f"never fall, nor exceed {elements}",
         "lengths": f"not be negative, nor exceed {elements} together",
     }
-    said = f"{rule} must {must[rule]}"
-    _check_bounds(path, name, Episodes(offsets[:-1], offsets[1:]), elements, must=said, wrong=wrong)
+    bounds = Episodes(offsets[:-1], offsets[1:])
+    _check_bounds(path, name, bounds, elements, must=f"{rule} must {must[rule]}", wrong=wrong)
     return offsets
 
 
@@ -226,21 +215,21 @@ def _check_bounds(path: str, name: str, bounds: Episodes, elements: int, *, must
 
 def episodes_of(group: OpenGroup, given: Any, rows: int) -> tuple[Episodes, npt.NDArray[Any] | None]:
     """The episodes of a part, by an id or flags of ends for each row, or by their bounds; and their ids, if given."""
-    rules = dict(given) if isinstance(given, Mapping) else {"ids": given}
-    begins, steps = np.arange(0, rows, group.steps.length if group.steps else rows), group.steps
+    rules, steps = dict(given) if isinstance(given, Mapping) else {"ids": given}, group.steps
+    begins = np.arange(0, rows, steps.length if steps else rows)
     if rules.pop("axis", None) is not None and steps and not rules:
         return Episodes(begins, begins + steps.length), None
     rule = "starts" if {*rules} == {"starts", "lengths"} else next(iter(rules)) if len(rules) == 1 else ""
-    names = {each: [of] if isinstance(of, str) else of for each, of in rules.items()}
-    listed = all(isinstance(of, Sequence) and of and (each == "flags" or len(of) == 1) for each, of in names.items())
-    named = listed and all(isinstance(name, str) and name.strip("/") for of in names.values() for name in of)
+    several = isinstance(rules.get("flags"), Sequence) and not isinstance(rules["flags"], str)
+    names = rules["flags"] if several else [*rules.values()]
+    named = len(names) > 0 and all(isinstance(name, str) and name.strip("/") for name in names)
     if rule not in ("ids", "flags", *BOUNDS) or not named or (steps and [*rules] != ["lengths"]):
         ways = "{'flags': NAME}, {'ends': NAME}, {'lengths': NAME}, {'starts': NAME, 'lengths': NAME} or {'axis': 0}"
         raise ConfigError(f"{given!r} is neither the name of a dataset with an id for each row, nor {ways}", "episodes")
-    name = group.name(names[rule][0])
+    name = group.name(rules["starts"] if rule == "starts" else names[0])
     if rule in BOUNDS:
-        with _some_values(rows, context_of(group.path, name), NO_EPISODES):
-            found = {each: _integers(group, group.name(of)) for each, [of] in names.items()}
+        with _some_values(rows, context_of(group.path, name)):
+            found = {each: _integers(group, group.name(of)) for each, of in rules.items()}
         found |= {"starts": begins} if steps else {}
         if len(found) == 1:
             offsets = _offsets(group.path, name, rule, found[rule], rows)
@@ -254,12 +243,12 @@ def episodes_of(group: OpenGroup, given: Any, rows: int) -> tuple[Episodes, npt.
         _check_bounds(group.path, name, episodes, rows, must=must, wrong=wrong)
         return episodes, None
     cure = "; bounds of episodes are episodes={'ends': NAME} or 'lengths'"
-    values = [one_of_each(group, each, rows, "episodes: ", cure) for each in names[rule]]
+    values = [one_of_each(group, each, rows, "episodes: ", cure) for each in names]
     if rule == "ids" and values[0].dtype.kind == "b":
-        raise ConfigError(f"{names[rule][0]} holds flags, not ids; write {{'flags': NAME}}", "episodes")
+        raise ConfigError(f"{names[0]} holds flags, not ids; write {{'flags': NAME}}", "episodes")
     changes = values[0][1:] != values[0][:-1] if rule == "ids" else np.any(values, axis=0)[:-1]
     edges = np.concatenate([[0], np.flatnonzero(changes) + 1, [rows]])
-    own = _whole(values[0][edges[:-1]])
+    own = whole_numbers(values[0][edges[:-1]])
     again = np.delete(edges[:-1], np.unique(own, return_index=True)[1])
     if rule == "ids" and again.size:
         what = f"{values[0][again].tolist()[0]!r} begins an episode again; give each episode an id of its own, or if "
@@ -313,8 +302,7 @@ class StoredSequences:
     values: StoredDataset
     heap: GlobalHeap | None  # None for datasets
     # As `GlobalHeap.references` returns them; for a dataset, its bytes, its first chunk, and the end of its chunks.
-    # int64, shape (rows, 3).
-    references: Indices
+    references: Indices  # int64, shape (rows, 3)
     dtype: np.dtype[Any]  # of the elements, as stored
     spec: FieldSpec  # the field, padded
     chunks: npt.NDArray[Any] | None = None  # the shape of the chunks of each dataset; shape (rows, axes)
@@ -330,7 +318,7 @@ def element_type(dataset: h5py.Dataset, field: Field) -> np.dtype[Any] | None:
     """The type of the elements of sequences; None for other datasets. Text is a sequence if its bytes are wanted."""
     try:
         dtype = dataset.dtype
-    except LIBRARY_ERRORS:  # `inspect_dataset` refuses a type that numpy lacks
+    except failures.LIBRARY_ERRORS:  # `inspect_dataset` refuses a type that numpy lacks
         return None
     if dtype.kind == "O" and h5py.check_string_dtype(dtype) is not None:
         return TEXT if field.dtype == TEXT and not (field.classes or field.kind) else None
@@ -390,8 +378,7 @@ NO_IMAGE = "does not hold one image in this file, as uint8 on one axis or as one
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredImages:
-    # The bytes of images, or references to these. If each image is a dataset of a group, it is a chunk, at offset −1 if
-    # h5py must read it.
+    # The bytes of images, or references to these; or a chunk for each dataset, at offset −1 if h5py must read it.
     values: StoredDataset
     decoder: ImageDecoder
     swapped: bool  # whether red and blue change places
@@ -402,19 +389,17 @@ class StoredImages:
 
 
 def inspect_images(group: OpenGroup, field: Field) -> StoredImages:
-    name, heap, ranges, known = group.name(field.dataset), None, None, None
+    name, heap, ranges = group.name(field.dataset), None, None
     node: Any = group.node(name)
-    begins = np.empty(0, np.int64)
     if (parts := delimited(group, field)) is not None:
-        name, ranges = parts.name, inspect_variable(group, parts, most=None)
-        begins, known = ranges.offsets[:-1], ranges.lengths
-        values, sizes = ranges.values, known.astype(np.uint32)
+        ranges = inspect_variable(group, parts, most=None)
+        values, begins, sizes = ranges.values, ranges.offsets[:-1], ranges.lengths.astype(np.uint32)
         if values.dtype != np.uint8 or len(values.shape) > 1:
             what = f"holds {values.dtype} {values.shape}, not the bytes of images as uint8 on one axis; write them so"
             raise values.error(FormatError, what)
         alone, node = values.offset is not None, group.file[values.name]
         places = np.full(len(sizes), -1) if values.offset is None else values.offset + begins
-        stored = datasets_as_rows(group.path, name, places, sizes, slow=values.slow, external=values.external)
+        stored = datasets_as_rows(group.path, parts.name, places, sizes, slow=values.slow, external=values.external)
     elif isinstance(node, h5py.Group):
         stored, alone = _inspect_group(group, name), True
     else:
@@ -434,7 +419,7 @@ def inspect_images(group: OpenGroup, field: Field) -> StoredImages:
             return bytes_at(node.file, size, begin)
         if stored.names is not None:
             return np.asarray(node.file[stored.dataset(row)][()]).tobytes()
-        data = np.asarray(node[row if known is None else slice(begins[row], begins[row] + known[row])]).tobytes()
+        data = np.asarray(node[slice(*ranges.offsets[row : row + 2]) if ranges else row]).tobytes()
         return data.ljust(size, b"\0") if node.dtype.kind == "S" else data  # numpy cuts text at zeros
 
     return dataclasses.replace(images_of(field, stored, bytes_of), heap=heap, alone=alone, ranges=ranges)
@@ -446,7 +431,7 @@ def images_of(field: Field, stored: StoredDataset, bytes_of: Callable[[int], byt
     def attempt(row: int) -> ImageDecoder:
         where = stored.at(row)
         try:
-            with as_source_errors(where, "cannot be read", file=stored.path):
+            with failures.as_source_errors(where, "cannot be read", file=stored.path):
                 return ImageDecoder.of(field.image, b"" if field.image.image_size else bytes_of(row), where)
         except SourceError as error:
             raise of_row(error, stored, row) from error.__cause__

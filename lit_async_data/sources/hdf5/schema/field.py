@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import fnmatch
 import functools
-import math
 import numbers
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,70 +25,55 @@ from lit_async_data.sources.hdf5.storage.open_file import refuse_external_link
 from lit_async_data.sources.images.formats import ImageOptions, ImageShape
 from lit_async_data.sources.local_files import folder_of, is_pattern, natural
 
-_INSTEAD = {
-    "columns": "one column is column=…; several datasets as channels are a list of names",
-    **dict.fromkeys(
-        ("delta_timestamps", "shift"),
-        "windows of rows are window=(start, stop) or (start, stop, step), chosen rows offsets=[-15, -5, 0], "
-        "and rows at times in seconds offsets=[-0.2, 0.0] with time=NAME",
-    ),
-}
 
-
-@explains_names(_INSTEAD)
+@explains_names()
 @dataclasses.dataclass(frozen=True)
 class Field(ImageOptions):
     """What a batch takes from a dataset. In YAML, a mapping with the same names.
 
     Attributes:
         name: The dataset, relative to the source's ``group`` unless the name begins with ``/``; or a member of compound
-            values: ``"events.label"``. Several names or fields: these datasets, of equal shape, type and window,
-            are the channels, on axis 0 of a sample, or on axis 1 behind the rows of a window. The other options then
-            apply to the names; a field in the list has its own options.
+            values: ``"events.label"``. Several names or fields: channels, of equal shape, type and window, on axis 0 of
+            a sample, or 1 behind the rows of a window. Other options apply to names; a field in the list has its own.
         column: A column of a dataset of two axes, counted from 0; the axis is dropped.
         dtype: Element type to deliver, such as ``"float32"``. The device casts if that moves fewer bytes to it,
             otherwise the workers do. None: as stored.
         window: The rows of a sample, relative to its own row: ``(start, stop)`` gives ``stop − start`` rows on an axis
-            of their own, ``(start, stop, step)`` every step-th row of these. A single number is one row, without that
-            axis. None: the sample's own row.
-        pad: How a window is filled where it reaches beyond its part, at either end: ``"last"`` repeats the nearest row
-            of the part, ``"zero"`` gives zeros. Every row then has a window. Another field, ``KEY_mask``, bool of shape
-            (window,), is True where data is real. None: windows lie inside their part. With ``patch``, at the ends of
-            the axes of smaller volumes; the mask has the shape of a patch.
+            of their own, ``(start, stop, step)`` every step-th of these, a number one row without axis. None: its own.
+        pad: How a window is filled beyond either end of its part, so that every row has one: ``"last"`` repeats the
+            nearest row, ``"zero"`` gives zeros. Another field, ``KEY_mask``, bool of shape (window,), is True where
+            data is real. None: windows lie inside their part. With ``patch``, at the ends of the axes of smaller
+            volumes; the mask has the shape of a patch.
         classes: Names of the values 0, 1, 2, … If the file names its numbers (categories, enumerations, flags), each
             number becomes the place of its name. None: the names in the file; for text, all texts of the files, sorted.
-        kind: ``"text"``: text or whole numbers that are not classes, such as ids. They are delivered as numbers, whose
-            text `BatchSpec.names` gives. ``"class"``: text, or whole numbers such as 1 to 5 or 10, 20, 30, which are
-            numbered 0, 1, 2, … ``"number"``: the text in a column of a table is numbers. None: text is classes.
+        kind: ``"text"``: text or whole numbers that are not classes, such as ids, as numbers whose text
+            `BatchSpec.names` gives. ``"class"``: text, or whole numbers such as 10, 20, 30, as 0, 1, 2, …
+            ``"number"``: the text in a column of a table is numbers. None: text is classes.
         null: Treatment of empty text that is no class, and of missing values: codes −1 of categories, fill values of
             flags, values that a mask beside them marks. ``"error"``, ``"ignore"`` (−100), or ``"drop"`` the sample.
             ``"zero"``: an all-zero row of several classes (only in columns of the source's ``table``).
-        lookup: A dataset with one integer per row. The value of row r is then ``name[lookup[r]]``, and ``name`` is a
-            small table that is kept in memory.
+        lookup: A dataset with one integer per row: row r is ``name[lookup[r]]``, of a small table, kept in memory.
         mask_and_scale: Whether to apply NetCDF's ``scale_factor``, ``add_offset`` and ``_FillValue`` (as NaN). Delivers
             ``dtype`` if given, else float64 for float64 and integers of more than two bytes, else float32.
         max_length: The number of rows to which samples of variable length are padded, with ``fill``. None: the length
             of the longest sample, or of its bucket (``LoaderOptions.batch_by``).
-        ragged: The layout of samples of variable length in a batch. ``"pad"``: padded. ``"concat"``: end to end, of
-            shape (total, *rest), with the field ``KEY_offsets``, int64 of shape (B + 1,): the begin of each sample,
-            and the end of the last. Host transforms get padded samples, and may change no length.
+        ragged: The layout of samples of variable length in a batch: padded, or with ``"concat"`` end to end, of shape
+            (total, *rest), with the field ``KEY_offsets``, int64 of shape (B + 1,): the begin of each sample, and the
+            end of the last. Host transforms get padded samples, and may change no length.
         pad_side: Where samples of variable length are padded: ``"right"``, behind their values, or ``"left"``.
-        offsets: A list of whole numbers: the rows of a sample, relative to its own row, as ``[-15, -5, 0]``, in place
-            of ``window``; with ``time``, of seconds: ``[-0.2, -0.1, 0]``. Or, if ``name`` holds samples of variable
-            length end to end, a dataset of integers: the begin of each sample, and in one more value the end of the
-            last.
+        offsets: The rows of a sample, relative to its own row, as ``[-15, -5, 0]``, in place of ``window``; with
+            ``time``, seconds: ``[-0.2, -0.1, 0]``. Or, if ``name`` holds samples of variable length end to end, a
+            dataset of integers: the begin of each sample, and in one more value the end of the last.
         time: A dataset with the time of each row, in seconds, ascending. The field may then have another number of rows
             than the fields without seconds, whose rows are the samples; the time of a sample is in the ``time`` of the
             first of these that has one, else in that of the field itself. None: ``offsets`` are rows.
         patch: The shape of a sample that is a part of a volume, an array of any rank, one per file, group or dataset,
             as ``(32, 64, 64)``; 1 for an axis gives slices. See ``patches_per_volume`` of `HDF5Source`. The first
             element of each patch is in another field, ``KEY_origin``, int64 of shape (axes,).
-        stride: Elements from one patch to the next along each axis. The last patch ends with the volume, so that
-            patches cover it. None: the shape of a patch.
+        stride: Elements from one patch to the next along each axis. None: a patch. The last ends with the volume.
         points: The number of points of a sample that is a part of a cloud, a dataset with the points on axis 0, one per
             file or group. ``patches_per_volume`` of `HDF5Source` draws whole chunks of points, the same of all fields;
-            else points follow each other. The row of each point is in another field, ``KEY_points``, int64 of shape
-            (points,).
+            else points follow each other. Another field, ``KEY_points``, int64 of shape (points,), has their rows.
         direction: The row for a time: ``"nearest"``, or ``"backward"``, the last one that is not later.
         tolerance: The largest distance to that row, in seconds. Beyond it, ``pad`` fills the row; without ``pad``, the
             sample is left out. None: half the median interval of ``time``, or with ``"backward"`` the whole interval.
@@ -103,15 +87,13 @@ class Field(ImageOptions):
             label of each event. ``"edge"``: a value before each row and one behind the last, in each part or episode,
             as T + 1 observations beside T actions; ``offsets=[0, 1]`` are both around a row. ``"episode"``: a value for
             each of the source's ``episodes``. None: a value for each row of the part.
-        decode: ``"image"``: each row holds the bytes of an image (JPEG, PNG, TIFF, WebP, BMP, GIF), which is delivered
-            as uint8 (C, H, W), a window as (window, C, H, W). A row is bytes of variable length, or bytes of one length
-            with zeros at the end. If ``name`` is a group, its ``values`` hold the images between its ``offsets``, or
-            each dataset in it is an image, in natural order.
+        decode: ``"image"``: each row holds the bytes of an image (JPEG, PNG, TIFF, WebP, BMP, GIF), delivered as uint8
+            (C, H, W), a window as (window, C, H, W): bytes of variable length, or of one length with zeros at the end.
+            If ``name`` is a group, its ``values`` hold images between its ``offsets``, or its datasets are images.
         channels: The order of the channels that an ordinary decoder gives. ``"BGR"``: red and blue change places, since
             RGB arrays were given to an encoder of BGR, as by ``cv2.imencode``. RGB is delivered either way.
         fill: Value of padding, also of samples of variable length, such as −100 for labels that a loss leaves out.
-        separator: Text between several classes in one cell of the source's ``table``, which become a vector of 0 and 1;
-            or between the numbers of a vector.
+        separator: Text between the classes in a cell of ``table``, which give a vector of 0 and 1, or between numbers.
 
     The base class `ImageOptions` has the options of images.
 
@@ -176,11 +158,10 @@ class Field(ImageOptions):
         self._set("dtype", _tensor_type(self.dtype))
         self._set("window", _window(_listed(self.window)))
         self._set("offsets", _offsets(_listed(self.offsets), seconds=self.time is not None))
-        _check_reach(self)
         for name in ("patch", "stride"):
-            given = _listed(getattr(self, name))
-            listed = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
-            self._set(name, None if given is None else tuple(whole(name, each, 1) for each in listed or [given]))
+            if (given := _listed(getattr(self, name))) is not None:
+                listed = given if _is_list(given) and given else [given]
+                self._set(name, tuple(whole(name, each, 1) for each in listed))
         _check_combination(self)
         if self.pad and self.rows is None and not self.places:
             raise ConfigError(f"{self.pad!r} needs a window of rows, such as (0, 8), or (-2, -1) for one row", "pad")
@@ -188,8 +169,7 @@ class Field(ImageOptions):
         flag("mask_and_scale", self.mask_and_scale)
         for name in changed(self, _VALUES if self.decode else ("channels", *IMAGE)):
             if name != "fill":
-                what = "does not apply to images; leave it out" if self.decode else "needs decode: image"
-                raise ConfigError(what, name)
+                raise ConfigError("does not apply to images" if self.decode else "needs decode: image", name)
         swapped = self.channels == "BGR" and self.image.target_mode.startswith("RGB")
         if self.channels != "RGB" and not swapped:
             raise ConfigError(f"{self.channels!r} is not RGB, nor BGR with mode RGB or RGBA", "channels")
@@ -201,7 +181,7 @@ class Field(ImageOptions):
         return f"Field({', '.join([repr(self.name), *others])})"
 
     def _stack(self, given: Any) -> None:
-        if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+        if not _is_list(given) or not given:
             return
         fields = [dataclasses.replace(self, name=each) if isinstance(each, str) else Field.of(each) for each in given]
         for each in fields:
@@ -280,13 +260,10 @@ class Field(ImageOptions):
 
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Field)}
 IMAGE = tuple(field.name for field in dataclasses.fields(ImageShape))
-# Options that choose rows around the own row of a sample.
-ROWS = ("window", "offsets", "time", "direction", "tolerance", "pad", "per")
-MOST_ROWS = 2**53
-# Options of samples of variable length. Images have a fill, too.
-VARIABLE = ("max_length", "fill", "ragged", "pad_side")
-# Options that name the dataset of boundaries between samples of variable length.
-BOUNDS = ("offsets", "starts", "ends", "lengths")
+ROWS = ("window", "offsets", "time", "direction", "tolerance", "pad", "per")  # choose rows around a sample's own
+MOST_ROWS = 2**53  # no window of rows, or of seconds, reaches further
+VARIABLE = ("max_length", "fill", "ragged", "pad_side")  # of samples of variable length; images have a fill, too
+BOUNDS = ("offsets", "starts", "ends", "lengths")  # name the dataset of boundaries of such samples
 PATCH = {"name", "patch", "stride", "pad", "dtype", "points"}
 # Options that do not apply to images, except for the fill.
 _VALUES = ("column", "dtype", "classes", "lookup", "mask_and_scale", "kind", "null", *VARIABLE)
@@ -321,7 +298,7 @@ def _check_combination(field: Field) -> None:
         raise ConfigError(f"does not apply to {'patches' if field.patch else 'points'}; leave it out", min(wrong))
     if field.stride and len(field.stride) != len(field.patch or ()):
         raise ConfigError(f"{field.stride} needs patch=, the shape of a sample, with as many axes", "stride")
-    if field.tolerance is not None and not (_is_number(field.tolerance) and field.tolerance >= 0):
+    if field.tolerance is not None and not (_is_number(field.tolerance, numbers.Real) and field.tolerance >= 0):
         raise ConfigError(f"{field.tolerance!r} is not a number of seconds", "tolerance")
     if field.window is not None and isinstance(field.offsets, tuple):
         raise ConfigError("a window and a list of rows are two choices of rows; give one of the two", "offsets")
@@ -332,18 +309,16 @@ def _check_combination(field: Field) -> None:
         raise ConfigError(f"does not apply to {what}; leave it out", option)
 
 
-def _check_reach(field: Field) -> None:
-    for name, rows in (("window", field.window), ("offsets", field.offsets)):
-        if not isinstance(rows, str | None) and np.abs(np.array(rows, np.float64)).max() > MOST_ROWS:
-            raise ConfigError(f"{rows!r} reaches further than a file has rows", name)
-
-
 def _listed(given: Any) -> Any:
     return given.tolist() if isinstance(given, np.ndarray) else given
 
 
-def _is_integer(value: object) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+def _is_list(given: Any) -> bool:
+    return isinstance(given, Sequence) and not isinstance(given, str)
+
+
+def _is_number(value: Any, kind: Any = numbers.Integral) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and abs(value) <= MOST_ROWS
 
 
 def _tensor_type(given: Any) -> np.dtype[Any] | None:
@@ -360,38 +335,31 @@ def _tensor_type(given: Any) -> np.dtype[Any] | None:
 def _window(given: Any) -> Any:
     if given is None:
         return None
-    if _is_integer(given):
+    if _is_number(given):
         return int(given)
-    listed: Any = given if isinstance(given, Sequence) and not isinstance(given, str) else ()
-    ints = len(listed) in (2, 3) and all(map(_is_integer, listed))
+    listed: Any = given if _is_list(given) else ()
+    ints = len(listed) in (2, 3) and all(map(_is_number, listed))
     if not ints or listed[0] >= listed[1] or any(step < 1 for step in listed[2:]):
         cure = "; rows are whole numbers, and seconds are offsets=[…] with time=NAME" if listed and not ints else ""
         raise ConfigError(f"{given!r} is not (start, stop) or (start, stop, step), start below stop{cure}", "window")
     return tuple(map(int, given))
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and value is not True and value is not False and math.isfinite(value)
-
-
 def _offsets(given: Any, *, seconds: bool) -> Any:
-    listed: Any = given if isinstance(given, Sequence) else ()
     if given is None or (isinstance(given, str) and given.strip("/")):
         return given
-    if not listed or not all(map(_is_number if seconds else _is_integer, listed)):
+    kind = numbers.Real if seconds else numbers.Integral
+    if not (_is_list(given) and given) or not all(_is_number(each, kind) for each in given):
         what = "is neither the name of a dataset nor a list of whole numbers, such as [-15, -5, 0]"
-        cure = "; seconds need time=NAME" if listed and not seconds and all(map(_is_number, listed)) else ""
-        raise ConfigError(f"{given!r} {what}{cure}", "offsets")
-    return tuple(map(float if seconds else int, listed))
+        raise ConfigError(f"{given!r} {what}; seconds need time=NAME", "offsets")
+    return tuple(map(float if seconds else int, given))
 
 
 def _class_names(given: Any) -> tuple[str, ...] | None:
     if given is None:
         return None
-    listed = isinstance(given, Sequence) and not isinstance(given, str)
-    if not listed or not given or not all(isinstance(name, str | int) for name in given):
-        cure = "; an attribute is read by h5py: classes=list(file[NAME].attrs[…])" if isinstance(given, str) else ""
-        raise ConfigError(f"{given!r} is not a list of names{cure}", "classes")
+    if not _is_list(given) or not given or not all(isinstance(name, str | int) for name in given):
+        raise ConfigError(f"{given!r} is not a list of names", "classes")
     if len(names := dict.fromkeys(map(str, given))) < len(given):
         raise ConfigError(f"{list(given)} holds a name twice", "classes")
     return tuple(names)
@@ -435,9 +403,8 @@ def chosen_groups(file: h5py.File, path: str, group: str | Sequence[str] | None,
     """The groups of a file that the user chose; groups of a pattern in natural order. Opens no group."""
     for name in ([group] if isinstance(group, str) else group or ()) if not allow_external else ():
         refuse_external_link(file, str(name))
-    if isinstance(group, str) or not isinstance(group, Sequence) or not group:
-        return _matching_groups(file, path, group)
-    chosen = [name for each in group for name in _matching_groups(file, path, each)]
+    given: Any = group if _is_list(group) and group else [group]
+    chosen = [name for each in given for name in _matching_groups(file, path, each)]
     name, times = collections.Counter(chosen).most_common(1)[0]
     if times > 1:
         raise ConfigError(f"{name} is named twice, so its samples would count twice; name it once", "group")
@@ -490,7 +457,6 @@ def chosen_layouts(layout: str | Mapping[str, str] | None, keys: list[str]) -> d
 
 # Advice on options of a field that are given to a source.
 OF_FIELD = {
-    **{name: f"in a field, Field(NAME, …), {text}" for name, text in _INSTEAD.items() if name != "columns"},
     **{each.name: f"give it to a field: Field(NAME, {each.name}=…)" for each in dataclasses.fields(Field)},
     **dict.fromkeys(
         ("name", "key", "keys", "dataset", "datasets", "columns"), "give fields={KEY: NAME of a dataset, …}"

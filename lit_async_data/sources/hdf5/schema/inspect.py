@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import logging
 import math
 import posixpath
 from typing import Any, Literal
@@ -16,22 +15,9 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import TENSOR_TYPES, Array, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError, few
 from lit_async_data.sources.contract.checks import FIRST_SAMPLES
-from lit_async_data.sources.hdf5.index.index import (
-    NOT_INSTALLED,
-    ChunkIndex,
-    IndexCache,
-    as_numpy,
-    check_chunk_lengths,
-    check_unindexed,
-    element_bytes,
-    has_numpy_layout,
-    in_one_file,
-    index_of,
-    stored_type,
-    unsupported_reason,
-)
+from lit_async_data.sources.hdf5.index import index as chunks
 from lit_async_data.sources.hdf5.select import Steps
-from lit_async_data.sources.hdf5.storage.codecs import available, check_filters, filters_of
+from lit_async_data.sources.hdf5.storage.codecs import check_filters
 from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, NoSamplesError, context_of, h5py
 from lit_async_data.sources.hdf5.storage.handles import bytes_at
 from lit_async_data.sources.hdf5.storage.open_file import ExternalFiles, external_files, refuse_external_link
@@ -39,7 +25,6 @@ from lit_async_data.sources.images.formats import FORMATS
 from lit_async_data.sources.local_files import retry_once
 
 Holds = Literal["values", "images", "heap"]
-log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +32,7 @@ class OpenGroup:
     file: h5py.File
     path: str
     group: str  # name of the group; ``"/"`` for the root
-    cache: IndexCache
+    cache: chunks.IndexCache
     allow_external: bool
     episodes: int | None = None  # the axis of episodes, if datasets have one
     steps: Steps | None = None  # and what it shares with the axis of their rows, when that is known
@@ -88,8 +73,8 @@ class OpenGroup:
                 raise NoSamplesError("is an empty array of MATLAB; leave it out", **context_of(self.path, name))
             # Text of variable length is stored as references, whose size h5py does not tell.
             if dataset.chunks and dataset.shape and dataset.dtype.kind != "O":
-                check_unindexed(dataset)
-                check_chunk_lengths(dataset)
+                chunks.check_unindexed(dataset)
+                chunks.check_chunk_lengths(dataset)
         except SourceError as error:
             raise type(error)(f"{what}{error}", file=self.path, dataset=name) from error.__cause__
         return dataset
@@ -129,13 +114,13 @@ class OpenGroup:
         if channel is not None:
             row.insert(0, row.pop(channel))
         if holds != "values":
-            elements, row = np.dtype(np.uint8), row or [element_bytes(dataset)]
+            elements, row = np.dtype(np.uint8), row or [chunks.element_bytes(dataset)]
         dtype = elements.newbyteorder("=")
         if not row and dtype.kind in "iu" and dtype != np.uint64:  # int64 cannot hold every uint64
             dtype = np.dtype(np.int64)  # torch's losses take class labels of this type only
         spec, taken = FieldSpec(tuple(row), dtype, channel), None
         if member:
-            record, size = stored_type(dataset, dataset.id.get_type())
+            record, size = chunks.stored_type(dataset, dataset.id.get_type())
             taken, elements = Member(path_to, elements, record, spec), np.dtype(np.uint8)
             spec = FieldSpec((*others, size), elements)
         offset, index, slow = _place(dataset, self, context, external)
@@ -214,10 +199,9 @@ def member_of(records: Array, path: tuple[str, ...]) -> Array:
     return records
 
 
-# Values at either end of a dataset that are read by h5py and by their offset, to verify the offset.
-PROBED_VALUES = 512
+PROBED_VALUES = 512  # at either end of a dataset, which are read by h5py and by their offset, to verify it
 # The begin of the attribute NAME of a NetCDF dimension without a variable (NetCDF-4 format specification).
-NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
+NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
 HEAD_BYTES = 16
 NAMES_SHOWN = 12
 ADVICE = "; python -m lit_async_data inspect lists the datasets and suggests fields"
@@ -261,16 +245,13 @@ class StoredDataset(Located):
     offset: int | None = None  # offset in the file of the raw values, if they are contiguous; else None
     chunk_rows: int = 1  # samples per chunk; 1 if the dataset is not chunked
     filtered: bool = False  # whether chunks have filters, so that each must be decoded as a whole
-    # The chunk index, if chunks may be read without libhdf5; else None.
-    index: ChunkIndex | None = dataclasses.field(default=None, compare=False)
+    index: chunks.ChunkIndex | None = dataclasses.field(default=None, compare=False)  # None if libhdf5 must read chunks
     external: ExternalFiles = ()
     slow: str | None = None  # why h5py must read the dataset, one thread at a time; None if it need not
-    # Values that are kept in memory, one for each row or one for all; None if they are in the file.
-    kept: Any = dataclasses.field(default=None, compare=False)
+    kept: Any = dataclasses.field(default=None, compare=False)  # values in memory: one for each row, or one for all
     # The names of rows, as bytes, in place of the ``*`` in ``name``, if each row is a group or dataset; else None.
     names: Any = dataclasses.field(default=None, compare=False)
-    # The member that a field takes from compound values, if rows are the bytes of these; else None.
-    member: Member | None = None
+    member: Member | None = None  # which a field takes from compound values, if rows are the bytes of these
     # If episodes have an axis of their own, which ``axis`` then is together with that of their rows, as stored.
     steps: Steps | None = None
 
@@ -338,8 +319,7 @@ def axes(layout: str | None, shape: tuple[int, ...], where: str, *, volume: bool
         what = "without N, since samples are parts of it" if volume else "with N for the samples"
         raise ConfigError(f"{layout!r} for {where} must be different capital letters, one per axis, {what}", "layout")
     if len(layout) != len(shape):
-        what = f"names {len(layout)} axes, but {where} has {len(shape)}: its shape is {shape}"
-        raise ConfigError(f"{layout!r} {what}", "layout")
+        raise ConfigError(f"{layout!r} names {len(layout)} axes, but {where} has {len(shape)}: {shape}", "layout")
     rest = layout.replace("N", "")
     return layout.find("N"), rest.index("C") if "C" in rest else None
 
@@ -360,20 +340,13 @@ def open_dataset(file: h5py.File, path: str, name: str, advice: str = "") -> h5p
 
 def _not_found(file: h5py.File, path: str, name: str, error: KeyError, advice: str) -> SourceError:
     context, said = context_of(path, name), "".join(map(str, error.args))  # str() of a KeyError is quoted
-    try:
-        link = file.get(name, getlink=True)
-    except TypeError:
-        return FormatError("is a link of a kind that h5py cannot follow; give the dataset it leads to", **context)
+    link = file.get(name, getlink=True)
     if link is None:
-        what = f"has no dataset {name!r}{_suggestion(file, name, advice)}"
-        return MissingError(what, file=path, dataset=name, place=path)
-    if isinstance(link, h5py.ExternalLink):
-        what = f"is a broken link to {link.path} of {link.filename}: {said}; restore it, or correct the link"
-        return MissingError(what, **context)
-    if isinstance(link, h5py.SoftLink):
-        target = posixpath.join(posixpath.dirname(f"/{name.strip('/')}"), link.path)
-        if not isinstance(file.get(target, getlink=True), h5py.HardLink):
-            return MissingError(f"is a broken link to {link.path}; restore it, or correct the link", **context)
+        return MissingError(f"has no dataset {name!r}{_suggestion(file, name, advice)}", **context | {"place": path})
+    above = posixpath.dirname(f"/{name.strip('/')}")
+    if isinstance(link, h5py.ExternalLink) or (isinstance(link, h5py.SoftLink) and link.path not in file[above]):
+        what = f"is a broken link to {link.path} of {getattr(link, 'filename', 'this file')}: {said}"
+        return MissingError(f"{what}; restore it, or correct the link", **context)
     return CorruptError(f"is in the file, but cannot be opened: {said}; the file is damaged: restore it", **context)
 
 
@@ -397,18 +370,13 @@ def _suggestion(file: h5py.File, name: str, advice: str) -> str:
 
 def _names_in(group: h5py.Group) -> str:
     what = "the file" if group.name == "/" else group.name
-    try:
-        names = _names_of(group)
-    except LIBRARY_ERRORS as error:
-        return f"the names in {what} cannot be listed: {error}"
-    return f"{what} holds: {few(names, NAMES_SHOWN) or 'nothing'}"
+    return f"{what} holds: {few(_names_of(group), NAMES_SHOWN) or 'nothing'}"
 
 
-def _names_of(group: h5py.Group) -> list[str]:
+def _names_of(group: Any) -> list[str]:
     """The names in a group, printable. h5py returns names that are not UTF-8 as bytes."""
-    names: list[Any] = list(group)
-    texts = (each.decode(errors="backslashreplace") if isinstance(each, bytes) else each for each in names)
-    return [each if each.isprintable() else ascii(each)[1:-1] for each in texts]
+    names = (each.decode(errors="backslashreplace") if isinstance(each, bytes) else each for each in group)
+    return [each if each.isprintable() else ascii(each)[1:-1] for each in names]
 
 
 def _check_values(dataset: h5py.Dataset, kind: Any, context: dict[str, Any], *, cast: bool) -> None:
@@ -419,9 +387,7 @@ def _check_values(dataset: h5py.Dataset, kind: Any, context: dict[str, Any], *, 
     try:
         dtype = kind.dtype
     except LIBRARY_ERRORS as error:
-        what = f"holds values of a type that numpy lacks: {error}; store it as another type"
-        raise FormatError(what, **context) from error
-    bare = dataset.attrs.get("NAME", b"")
+        raise FormatError(f"holds values of a type that numpy lacks: {error}; store another", **context) from error
     refusals = {
         f"encoded images; decode them: Field({context['dataset']!r}, decode='image')": dtype.kind in "OSV"
         and image_format(dataset) != "",
@@ -429,12 +395,10 @@ def _check_values(dataset: h5py.Dataset, kind: Any, context: dict[str, Any], *, 
         "Field(…, dtype='uint8')": bool(h5py.check_string_dtype(dtype)) or dtype.kind in "SU",
         "values of variable length; store them padded to one length, or as a group of two datasets: values, one sample "
         "after the other, and offsets, where each begins and the last ends": h5py.check_vlen_dtype(dtype) is not None,
-        "no values: it is a NetCDF dimension without a variable; give a variable": isinstance(bare, bytes)
-        and bare.startswith(NO_VARIABLE),
-        "a cell, whose arrays it refers to; save these end to end, and their lengths, in MATLAB: X = cat(2, c{:}); "
-        "n = cellfun(@(a) size(a, 2), c); then Field('X', lengths='n')": h5py.check_ref_dtype(dtype) is not None
-        and dataset.attrs.get("MATLAB_class") in (b"cell", "cell"),
-        "references; store the values that they refer to": h5py.check_ref_dtype(dtype) is not None,
+        "no values: it is a NetCDF dimension without a variable; give a variable": NO_VARIABLE
+        in str(dataset.attrs.get("NAME")),
+        "references, as cells of MATLAB are; store the values that they refer to end to end, and their lengths in "
+        "another dataset: Field(…, lengths=NAME)": h5py.check_ref_dtype(dtype) is not None,
         "compound values; name one of their members: "
         + ", ".join(f"{context['dataset']}.{each}" for each in members(dtype)): dtype.names is not None,
     }
@@ -447,16 +411,14 @@ def _check_values(dataset: h5py.Dataset, kind: Any, context: dict[str, Any], *, 
     if ((dtype.kind, dtype.itemsize) not in TENSOR_TYPES and not (wide and cast)) or dtype.subdtype:
         cure = f"store it as another type{wide and f', or give dtype={wide!r}'}"
         raise FormatError(f"holds {dtype}, which no tensor can hold; {cure}", **context)
-    if member and not as_numpy(kind, dtype):
-        what = f"holds numbers with unusual bits, which compound values must not; store it as {dtype}"
-        raise FormatError(what, **context)
+    if member and not chunks.as_numpy(kind, dtype):
+        raise FormatError(f"holds numbers with unusual bits in compound values; store it as {dtype}", **context)
 
 
 def _check_in_heap(dataset: h5py.Dataset, context: dict[str, Any]) -> None:
     shape = dataset.shape
     if len(shape or ()) != 1 and not (shape and dataset.dtype.kind in "iuf" and math.prod(shape) <= max(shape)):
-        what = f"holds text, ids or values of variable length on {dataset.ndim} axes; store them on one"
-        raise FormatError(what, **context)
+        raise FormatError(f"holds text or sequences on {dataset.ndim} axes; store them on one", **context)
 
 
 def _check_images(dataset: h5py.Dataset, context: dict[str, Any]) -> None:
@@ -477,7 +439,7 @@ def image_format(dataset: h5py.Dataset) -> str:
     for row in range(min(math.prod(shape[:1]), FIRST_SAMPLES)):
         with contextlib.suppress(*LIBRARY_ERRORS):  # a filter is missing, or the file is damaged
             data: Any = dataset[:HEAD_BYTES] if single and len(shape) == 1 else dataset[row] if shape else dataset[()]
-            data = data if isinstance(data, bytes) else data.tobytes() if hasattr(data, "tobytes") else b""
+            data = np.asarray(data).tobytes()
             # A BMP begins with two letters, as text may.
             if found := next((each.name for each in FORMATS if each.name != "BMP" and each.magic.match(data)), ""):
                 return found
@@ -486,35 +448,33 @@ def image_format(dataset: h5py.Dataset) -> str:
 
 def _place(
     dataset: h5py.Dataset, group: OpenGroup, context: dict[str, Any], external: ExternalFiles
-) -> tuple[int | None, ChunkIndex | None, str | None]:
+) -> tuple[int | None, chunks.ChunkIndex | None, str | None]:
     """The offset of contiguous values, or the index of chunks, or the reason why h5py must read the values."""
     if external:
         return None, None, "other files hold its values"
     offset, head = dataset.id.get_offset(), group.file.userblock_size
     offset = None if offset == head - 1 else offset  # if no value was ever written
-    if offset is not None and dataset.chunks is None and in_one_file(dataset):
+    if offset is not None and dataset.chunks is None and chunks.in_one_file(dataset):
         if offset <= head:  # h5py would return the head as values
-            what = f"its values begin at byte {offset}, in the head of the file; the file is damaged: restore it"
-            raise CorruptError(f"{what}, or write the dataset again from what can be read of it", **context)
-        if has_numpy_layout(dataset) and (dataset.dtype.str in group.verified or _is_verified(dataset, offset)):
+            what = f"its values begin at byte {offset}, in the head of the file, which is damaged; restore the file"
+            raise CorruptError(what, **context)
+        if chunks.has_numpy_layout(dataset) and (dataset.dtype.str in group.verified or _is_verified(dataset, offset)):
             group.verified.add(dataset.dtype.str)
             return int(offset), None, None
-    reason = unsupported_reason(dataset)
-    index = None if reason else index_of(dataset, group.cache)
+    reason = chunks.unsupported_reason(dataset)
+    index = None if reason else chunks.index_of(dataset, group.cache)
     if index is not None:
         return None, index, None
-    check_unindexed(dataset)
-    if reason == NOT_INSTALLED:
-        _warn_of_codecs(dataset, context)
+    chunks.check_unindexed(dataset)
     check_filters(dataset, context["file"], context["dataset"])
-    return None, None, None if reason == NOT_INSTALLED else reason or "its chunks do not match its index"
+    return None, None, reason or "its chunks do not match its index"
 
 
 def _is_verified(dataset: h5py.Dataset, offset: int) -> bool:
     """Whether the first and the last contiguous values are the same when read by their offset and by h5py."""
     if dataset.dtype.kind in "SVO" and dataset.dtype.names is None:
         return True  # encoded images, which h5py may end at a zero
-    record, size = stored_type(dataset, dataset.id.get_type())
+    record, size = chunks.stored_type(dataset, dataset.id.get_type())
     values = min(dataset.shape[-1], PROBED_VALUES)
     last = offset + (math.prod(dataset.shape) - values) * size
     ends = ((0, slice(0, values), offset), (-1, slice(dataset.shape[-1] - values, None), last))
@@ -526,19 +486,3 @@ def _is_verified(dataset: h5py.Dataset, offset: int) -> bool:
             if member_of(found, path).tobytes() != member_of(line, path).tobytes():
                 return False
     return True
-
-
-def _warn_of_codecs(dataset: h5py.Dataset, context: dict[str, Any]) -> None:
-    for each in filters_of(dataset):
-        if each.codec is None or not each.codec.missing:
-            continue
-        name, install = each.codec.name, f"pip install 'lit-async-data[{each.codec.extra}]'"
-        if not available(each.number):
-            raise FormatError(f"cannot be decoded without the HDF5 filter {name} ({each.number}); {install}", **context)
-        warn_slow_filter(name, install)
-
-
-@functools.cache
-def warn_slow_filter(name: str, install: str) -> None:
-    """Warn once per filter, since a thousand files may have it."""
-    log.warning("%s is decoded by h5py, one chunk at a time; %s makes it fast", name, install)

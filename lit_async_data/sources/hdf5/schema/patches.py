@@ -23,8 +23,7 @@ from lit_async_data.sources.hdf5.storage.handles import identity_of
 Box = tuple[slice, ...]
 # The most elements of a class of a volume that are kept as middles of patches; elements that are read together for it.
 CENTRES, SCANNED = 4096, 2**20
-# Points that are drawn together where nothing is compressed: about a page of the disk.
-POINTS = 256
+POINTS = 256  # that are drawn together where nothing is compressed: about a page of the disk
 # Decoded chunks stay between batches if patches would decode at least this many times as much without.
 WORTH_KEEPING = 2.0
 
@@ -219,13 +218,11 @@ def inspect_patches(group: OpenGroup, field: Field, layout: str | None, where: s
     _, channel = axes(layout, stored.shape, str(stored), volume=True)
     shape = tuple(n for axis, n in enumerate(stored.shape) if axis != channel)
     if len(shape) != len(size):
-        cure = "give one number per axis; an axis of channels is named by layout=, such as 'CDHW'"
-        has = f"{size} has {len(size)} axes, but {stored} has shape {stored.shape}"
-        raise ConfigError(f"{has}; {cure}", f"{where}.patch")
+        what = f"{size} has {len(size)} axes, but {stored} has shape {stored.shape}; layout= names an axis of channels"
+        raise ConfigError(f"{what}, such as 'CDHW'", f"{where}.patch")
     if field.pad is None and any(map(int.__lt__, shape, size)):
-        what = f"has shape {shape}, smaller than a patch {size}; give pad='zero' or 'last', or a smaller patch"
-        few = f"has {shape[0]} points, fewer than {field.points}; give pad='zero' or 'last', or fewer points"
-        raise stored.error(FormatError, what if field.patch else few)
+        what = f"has shape {shape}, smaller than a sample {size}; give pad='zero' or 'last', or smaller samples"
+        raise stored.error(FormatError, what)
     if drawn is not None and field.stride:
         raise ConfigError("is for a grid, but patches_per_volume draws places; give one of both", f"{where}.stride")
     moved = size if channel is None else (stored.shape[channel], *size)

@@ -41,12 +41,10 @@ def is_found(dataset: h5py.Dataset, corner: tuple[int, ...]) -> bool:
     try:
         with _objects.phil:
             dataset.id.read_direct_chunk(corner, out=bytearray(1))
-    except ValueError:  # h5py has found it, and it does not fit
-        return True
     except LIBRARY_ERRORS as error:
         if errno_of(error) in REMEDIES:
             raise
-        return False
+        return isinstance(error, ValueError)  # h5py has found it, and it does not fit
     return True
 
 
@@ -55,24 +53,18 @@ def write_chunk(dataset: h5py.Dataset, corner: tuple[int, ...], mask: int, data:
         dataset.id.write_direct_chunk(corner, data, mask)
 
 
-def available(number: int) -> bool:
-    """Whether libhdf5 has a filter in this process, also by hdf5plugin, which registers filters."""
-    return bool(h5py.h5z.filter_avail(number) or (_importable("hdf5plugin") and h5py.h5z.filter_avail(number)))
-
-
 def check_filters(dataset: h5py.Dataset, path: str, name: str) -> None:
     """Check that libhdf5 can decode a dataset in this process, which may have fewer filters than its parent."""
     if dataset.is_virtual:
         _importable("hdf5plugin")  # the filters are those of other datasets
     properties = dataset.id.get_create_plist()
     for number, _, _, known in map(properties.get_filter, range(properties.get_nfilters())):
-        if not available(number):
-            named = f"{known.decode(errors='replace').partition(';')[0] or 'without a name'} ({number})"
-            advice = "pip install hdf5plugin, which is imported where it is needed; or "
-            advice = "hdf5plugin does not have it: " if _importable("hdf5plugin") else advice
-            advice += "set HDF5_PLUGIN_PATH to the folder of its plugin before Python starts"
-            what = f"cannot be decoded without the HDF5 filter {named}; {advice}"
-            raise FormatError(what, **context_of(path, name))
+        if h5py.h5z.filter_avail(number) or ((tried := _importable("hdf5plugin")) and h5py.h5z.filter_avail(number)):
+            continue
+        named = f"{known.decode(errors='replace').partition(';')[0] or 'without a name'} ({number})"
+        where = "hdf5plugin does not have it: " if tried else "pip install hdf5plugin; or "
+        what = f"cannot be decoded without the HDF5 filter {named}; {where}set HDF5_PLUGIN_PATH to the folder of its "
+        raise FormatError(f"{what}plugin before Python starts", **context_of(path, name))
 
 
 def _importable(library: str) -> bool:
@@ -85,15 +77,11 @@ def _importable(library: str) -> bool:
 # Takes the bytes of a chunk, the number of bytes to return, and the filter's parameters.
 Decoder = Callable[[Bytes, int, tuple[int, ...]], Bytes]
 
-# Filter numbers registered with the HDF Group.
-LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD = 32000, 32001, 32004, 32008, 32015
-# Compression of blocks: the fifth parameter of bitshuffle.
-PLAIN_BLOCKS, LZ4_BLOCKS, ZSTD_BLOCKS = 0, 2, 3
-# Bitshuffle transposes the bits of this many values together and leaves fewer unchanged.
-_BIT_GROUP = 8
+LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD = 32000, 32001, 32004, 32008, 32015  # as registered with the HDF Group
+PLAIN_BLOCKS, LZ4_BLOCKS, ZSTD_BLOCKS = 0, 2, 3  # compression of blocks: the fifth parameter of bitshuffle
+_BIT_GROUP = 8  # values whose bits bitshuffle transposes together; it leaves fewer unchanged
 _BLOSC_HEADER = 16
-# Precedes the blocks: the decoded bytes of all of them, and of one.
-_HEADER = struct.Struct(">QI")
+_HEADER = struct.Struct(">QI")  # before the blocks: the decoded bytes of all of them, and of one
 
 
 def _decode_into(out: Bytes, decode: Callable[..., Any], data: Any, **options: int) -> Bytes:
@@ -190,10 +178,8 @@ def _lz4_blocks(out: Bytes, blocks: list[memoryview], length: int) -> None:
     _decode_into(out, imagecodecs.lz4h5_decode, b"".join(pieces))
 
 
-# As in h5py.h5z, which a reader process does not import.
-DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
-# Bytes of the checksum that fletcher32 appends to a chunk.
-SUM_BYTES = 4
+DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3  # as in h5py.h5z, which a reader process does not import
+SUM_BYTES = 4  # of the checksum that fletcher32 appends to a chunk
 # Words per step of the checksum, and the weight of each. Their weighted sum stays below 2**45, which float64 represents
 # exactly. Smaller steps would release the GIL more often.
 _SUM_WORDS = 2**15
@@ -211,10 +197,7 @@ def _undo_fletcher32(data: Bytes, _nbytes: int, _parameters: tuple[int, ...]) ->
     if len(data) < SUM_BYTES:
         raise CorruptError("too short for its checksum")
     content, stored = data[:-SUM_BYTES], int.from_bytes(data[-SUM_BYTES:].tobytes(), "little")
-    found = fletcher32(content)
-    # HDF5 before 1.6.3 stored the two halves with swapped bytes; readers accept both.
-    swapped = int.from_bytes(np.frombuffer(found.to_bytes(4, "little"), np.uint16).byteswap().tobytes(), "little")
-    if stored not in (found, swapped):
+    if stored != (found := fletcher32(content)):
         raise CorruptError(f"checksum {stored:#010x} instead of {found:#010x}")
     return content
 
@@ -252,33 +235,30 @@ def _undo_shuffle(data: Bytes, _nbytes: int, parameters: tuple[int, ...]) -> Byt
     (itemsize,) = parameters
     if itemsize == 1:
         return data
-    values = len(data) // itemsize
-    out = np.empty_like(data)
-    whole = values * itemsize
-    unshuffle(data[:whole].reshape(1, itemsize, values), out[None, :whole])
-    out[values * itemsize :] = data[values * itemsize :]
+    out, whole = np.empty_like(data), len(data) // itemsize * itemsize
+    unshuffle(data[:whole].reshape(1, itemsize, -1), out[None, :whole])
+    out[whole:] = data[whole:]
     return out
 
 
 class Codec(NamedTuple):
-    name: str
     decode: Decoder
-    extra: str | None = None  # the extra of this package that installs the library, if the filter needs one
+    own: bool = False  # whether it needs no library beside those that this package requires
 
     @property
     def missing(self) -> bool:
-        return self.extra is not None and not _importable("imagecodecs")
+        return not self.own and not _importable("imagecodecs")
 
 
 CODECS = {
-    SHUFFLE: Codec("shuffle", _undo_shuffle),
-    DEFLATE: Codec("deflate", _undo_deflate),
-    FLETCHER32: Codec("fletcher32", _undo_fletcher32),
-    LZF: Codec("lzf", functools.partial(_plain, "lzf_decode"), "codecs"),
-    BLOSC: Codec("blosc", _blosc, "codecs"),
-    LZ4: Codec("lz4", _lz4, "codecs"),
-    BITSHUFFLE: Codec("bitshuffle", _bitshuffle, "codecs"),
-    ZSTD: Codec("zstd", functools.partial(_plain, "zstd_decode"), "codecs"),
+    SHUFFLE: Codec(_undo_shuffle, own=True),
+    DEFLATE: Codec(_undo_deflate, own=True),
+    FLETCHER32: Codec(_undo_fletcher32, own=True),
+    LZF: Codec(functools.partial(_plain, "lzf_decode")),
+    BLOSC: Codec(_blosc),
+    LZ4: Codec(_lz4),
+    BITSHUFFLE: Codec(_bitshuffle),
+    ZSTD: Codec(functools.partial(_plain, "zstd_decode")),
 }
 
 
@@ -339,14 +319,12 @@ class FilterPipeline:
 
     def _steps_of(self, mask: int) -> list[tuple[Decoder, int, tuple[int, ...]]]:
         """Functions, with the number of bytes that each returns, and its parameters."""
-        applied = [each for number, each in enumerate(self.filters) if not mask >> number & 1]
-        nbytes = self.nbytes + SUM_BYTES * sum(each.number == FLETCHER32 for each in applied)
-        steps = []
-        for number, parameters in reversed(applied):
-            if number == FLETCHER32:
-                nbytes -= SUM_BYTES
-            steps.append((CODECS[number].decode, nbytes, parameters))
-        return steps
+        nbytes, steps = self.nbytes, []
+        for place, (number, parameters) in enumerate(self.filters):
+            if not mask >> place & 1:
+                steps.append((CODECS[number].decode, nbytes, parameters))
+                nbytes += SUM_BYTES * (number == FLETCHER32)
+        return steps[::-1]
 
 
 def filters_of(dataset: h5py.Dataset) -> tuple[Filter, ...]:

@@ -10,7 +10,7 @@ import errno
 import io
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from lit_async_data import system
@@ -36,8 +36,7 @@ REMEDIES = {
     "cache_bytes, or memory_map=False",
     errno.EIO: "the disk or the network failed, twice in a row: check dmesg, and copy the file to another disk",
     errno.ESTALE: "the file server no longer knows the file: build the source again",
-    errno.EACCES: "this user may not read it: change its permissions (chmod)",
-    errno.EPERM: "this user may not read it: change its permissions (chmod)",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "this user may not read it: change its permissions (chmod)"),
     # libhdf5 locks each file that it opens, and "best-effort" goes on without a lock for ENOSYS alone.
     **dict.fromkeys(
         (errno.ENOLCK, errno.EOPNOTSUPP),
@@ -55,9 +54,7 @@ def context_of(path: str, name: str, row: int | None = None) -> dict[str, Any]:
     return {"file": path, "dataset": name, "row": row, "place": place}
 
 
-def source_error(
-    error: BaseException, where: str, problem: str, *, file: str, dataset: str | None = None, row: int | None = None
-) -> SourceError:
+def source_error(error: BaseException, where: str, problem: str, **context: Any) -> SourceError:
     """The `SourceError` for an error of h5py, numpy or the system: what failed (``"cannot be opened"``) and where."""
     number = errno_of(error)
     kind: type[SourceError] = CorruptError
@@ -70,7 +67,7 @@ def source_error(
         kind, advice = SourceError, "check that this user may read it, and that the disk works"
     elif isinstance(error, TypeError | NotImplementedError):
         kind, advice = FormatError, "h5py does not support what is stored there; write it as numbers of another type"
-    return kind(f"{problem}: {_error_text(error)}; {advice}", place=where, file=file, dataset=dataset, row=row)
+    return kind(f"{problem}: {_error_text(error)}; {advice}", place=where, **context)
 
 
 def _error_text(error: BaseException) -> str:
@@ -82,16 +79,14 @@ def _error_text(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def as_source_errors(
-    where: str, problem: str, *, file: str, dataset: str | None = None, row: int | None = None
-) -> Iterator[None]:
+def as_source_errors(where: str, problem: str, **context: Any) -> Iterator[None]:
     """Turn errors of h5py, numpy and the system into `source_error`; those of this package pass unchanged."""
     try:
         yield
     except AsyncDataError:
         raise  # some of them are also a ValueError or an OSError
     except LIBRARY_ERRORS as error:
-        raise source_error(error, where, problem, file=file, dataset=dataset, row=row) from error
+        raise source_error(error, where, problem, **context) from error
 
 
 def open_local(path: str) -> h5py.File:
@@ -109,7 +104,8 @@ def open_local(path: str) -> h5py.File:
     except LIBRARY_ERRORS as error:
         if errno_of(error) in REMEDIES:
             raise source_error(error, path, "cannot be opened", file=path) from error
-        why = why_not_hdf5(path, status.st_size, error, lambda: _head(path))
+        with open_raw(path) as raw:
+            why = why_not_hdf5(path, error, raw.read(HEAD_BYTES))
         raise FormatError(f"{path}: {why}: {error}", file=path) from error
 
 
@@ -117,9 +113,6 @@ def open_raw(path: str) -> io.FileIO:
     try:
         # Without O_NONBLOCK, opening a pipe blocks until somebody writes to it. Regular files ignore the flag.
         file = retry_once(lambda: opening(path, system.NO_BLOCKING))
-    except IsADirectoryError:
-        _refuse_irregular(path, os.stat(path))
-        raise
     except OSError as error:
         raise source_error(error, path, "cannot be opened", file=path) from error
     try:
@@ -139,34 +132,18 @@ def _refuse_irregular(path: str, status: os.stat_result) -> None:
     raise FormatError(f"{path}: {problem}", file=path)
 
 
-def _head(path: str) -> bytes:
-    with open_raw(path) as file:
-        return file.read(HEAD_BYTES)
-
-
-def why_not_hdf5(path: str, size: int, error: BaseException, read: Callable[[], bytes]) -> str:
+def why_not_hdf5(path: str, error: BaseException, head: bytes) -> str:
     if errno_of(error) == errno.EAGAIN:  # it has locked the file
         what = "is open for writing in another process; wait until it is closed. If no process has it open, its file "
         return f"{what}server (NFS, Lustre) keeps the lock of one that is gone: {_UNLOCKED}"
-    head = read()
     if head.startswith(NETCDF3):
         return f"is a classic NetCDF file (format 3), not HDF5; convert it with nccopy -k nc4 {path} new.nc"
     if head.startswith(SIGNATURE):
-        return _why_damaged(path, size, head.ljust(HEAD_BYTES, b"\0"))
+        if "h5clear" not in str(error):
+            return "is damaged or cut short; copy it again, once nobody writes to it"
+        what = "is marked as open for writing by a program that still writes to it or was killed"
+        return f"{what}; if nobody writes to it, h5clear -s {path} removes the mark; else copy it again"
     if what := mistaken(head):
         return f"is {what}"
     what = f"is not an HDF5 file, or is damaged{'' if head else ': it is empty'}; check the path, or copy it again"
     return f"{what}; tables and images are read by ManifestSource"
-
-
-def _why_damaged(path: str, size: int, head: bytes) -> str:
-    """By its superblock: HDF5 file format specification 3.0, II.A."""
-    version, *_, flags, _, width = head[8:14]
-    begin, width = (24 + 4 * version, width) if version < 2 else (12, head[9])
-    end = int.from_bytes(head[begin + 2 * width : begin + 3 * width], "little")
-    if end > size:
-        return f"is cut short: it has {size} of {end} bytes; copy it again, once nobody writes to it"
-    if version < 3 or not flags & 5:
-        return "is damaged; copy it again"
-    what = "is marked as open for writing by a program that still writes to it or was killed"
-    return f"{what}; if nobody writes to it, h5clear -s {path} removes the mark; else copy it again"

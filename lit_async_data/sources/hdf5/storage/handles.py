@@ -32,7 +32,7 @@ def open_h5py(path: str, files: Files = LOCAL) -> h5py.File:
         opened.drop_mirror()
         if isinstance(error, AsyncDataError) or not isinstance(error, LIBRARY_ERRORS):
             raise
-        why = why_not_hdf5(path, mirrored.mirror.size, error, lambda: mirrored.bytes_at(0, HEAD_BYTES))
+        why = why_not_hdf5(path, error, mirrored.bytes_at(0, HEAD_BYTES))
         raise FormatError(f"{path}: {why}: {error}", file=path) from error
     _MIRRORED[repr(opened)] = opened
     return file

@@ -30,22 +30,15 @@ from lit_async_data.order.permutation import Indices
 from lit_async_data.sources.files.files import LOCAL, Files
 from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.files.mirror import MirroredFile
+from lit_async_data.sources.hdf5.storage import failures
 from lit_async_data.sources.hdf5.storage.codecs import check_filters
-from lit_async_data.sources.hdf5.storage.failures import (
-    LIBRARY_ERRORS,
-    as_source_errors,
-    context_of,
-    h5py,
-    open_raw,
-    source_error,
-)
+from lit_async_data.sources.hdf5.storage.failures import context_of, h5py, open_raw
 from lit_async_data.sources.hdf5.storage.handles import identity_of, open_h5py, path_of
 from lit_async_data.sources.local_files import errno_of, retry_once
 from lit_async_data.system import ProcessGuard, is_cold
 
 ExternalFiles = tuple[tuple[str, FileIdentity], ...]
-# libhdf5 follows 16.
-MOST_LINKS = 64
+MOST_LINKS = 64  # libhdf5 follows 16
 _HARD = 0  # H5L_TYPE_HARD
 
 
@@ -61,7 +54,7 @@ def refuse_external_link(file: h5py.File, name: str) -> None:
         try:
             hard = file.id.links.get_info(at.encode(errors="surrogateescape")).type == _HARD
             link: Any = None if hard else file.get(at, getlink=True)  # takes 20 times as long
-        except LIBRARY_ERRORS:
+        except failures.LIBRARY_ERRORS:
             return  # opening it will say why
         outside = isinstance(link, h5py.ExternalLink)
         if outside and os.path.realpath(other := os.path.join(folder, link.filename)) != os.path.realpath(here):
@@ -82,14 +75,15 @@ def external_files(dataset: h5py.Dataset, file: h5py.File, name: str, *, allowed
     They must be allowed, hold all values when the source is built, and are checked by every read: where one is missing
     or too short, libhdf5 silently reads other values.
     """
-    context = context_of(path_of(file), name)
-    if not allowed:
-        _refuse(dataset, context)
-        return ()
-    linked, found = dataset.file.filename != file.filename, set[str]()
+    context, what = context_of(path_of(file), name), ""
+    if dataset.is_virtual:
+        what = "is a virtual dataset, and a missing part would be read as fill values; give the files it is made of"
+    elif dataset.external:
+        what = f"stores its values in another file, {dataset.external[0][0]}; write them to a dataset of this file"
+    if what and not allowed:
+        raise FormatError(f"{what}, or allow it with allow_external=True", **context)
+    found = {os.path.abspath(dataset.file.filename)}
     _follow(dataset, context, found, frozenset())
-    if linked:
-        found.add(os.path.abspath(dataset.file.filename))
     found.discard(os.path.abspath(file.filename))
     return tuple((path, FileIdentity.of(os.stat(path))) for path in sorted(found))
 
@@ -109,14 +103,12 @@ def _follow(dataset: h5py.Dataset, context: dict[str, Any], found: set[str], abo
         taken, there = min(size, left), os.stat(other).st_size
         end, left = offset + taken, left - taken
         if taken and there < end:
-            what = f"takes bytes {offset} to {end} of {other}, which has {there}"
-            cure = f"restore that file, or, if zeros are right: truncate -s {end} {other}"
-            raise CorruptError(f"{what}, and libhdf5 would read zeros behind them; {cure}", **context)
+            what = f"takes bytes {offset} to {end} of {other}, which has {there}, and libhdf5 would read zeros"
+            raise CorruptError(f"{what}; restore it, or if zeros are right: truncate -s {end} {other}", **context)
     shapes: dict[tuple[str, str], tuple[int, ...]] = {}
     for part in dataset.virtual_sources() if dataset.is_virtual else ():
         if "%b" in part.file_name or "%b" in part.dset_name:
-            what = f"takes values from files named by a pattern, {part.file_name}; list the files"
-            raise FormatError(what, **context)
+            raise FormatError(f"takes values from files named by a pattern, {part.file_name}; list them", **context)
         other = path
         if part.file_name != ".":
             folders = [os.fsdecode(access.get_virtual_prefix()), os.path.dirname(path), os.getcwd()]
@@ -135,10 +127,8 @@ def _follow(dataset: h5py.Dataset, context: dict[str, Any], found: set[str], abo
             except OSError as error:
                 raise _absent(*key, context) from error
         if _is_short(part, shapes[key], dataset.shape):
-            where = f"{other}:/{part.dset_name.strip('/')}"
-            cure = "restore that file, or write the virtual dataset again"
-            what = f"takes values from {where} that its shape {shapes[key]} does not have, "
-            raise CorruptError(f"{what}and libhdf5 would read other bytes; {cure}", **context)
+            what = f"takes values from {other}:/{part.dset_name.strip('/')} that its shape {shapes[key]} does not have"
+            raise CorruptError(f"{what}, and libhdf5 would read others; restore that file", **context)
 
 
 def _is_short(part: Any, source: tuple[int, ...], virtual: tuple[int, ...]) -> bool:
@@ -164,17 +154,6 @@ def _selected(space: Any, shape: tuple[int, ...]) -> int:
     return number
 
 
-def _refuse(dataset: h5py.Dataset, context: dict[str, Any]) -> None:
-    what = ""
-    if dataset.is_virtual:
-        what = "is a virtual dataset, and a missing part would be read as fill values; give the files it is made of as"
-        what += " path, write its values to a dataset of their own"
-    elif dataset.external:
-        what = f"stores its values in another file, {dataset.external[0][0]}; write them to a dataset of this file"
-    if what:
-        raise FormatError(f"{what}, or allow it with allow_external=True", **context)
-
-
 def _resolved(name: str, folders: list[str], context: dict[str, Any]) -> str:
     for folder in folders:
         path = os.path.join(folder, name)
@@ -185,12 +164,10 @@ def _resolved(name: str, folders: list[str], context: dict[str, Any]) -> str:
 
 
 def _absent(path: str, name: str, context: dict[str, Any]) -> MissingError:
-    what = f"takes values from {path}:/{name.strip('/')}, which cannot be opened; restore that file"
-    return MissingError(what, **context)
+    return MissingError(f"takes values from {path}:/{name.strip('/')}, which cannot be opened; restore it", **context)
 
 
-# Bytes before the objects of a collection, and before the values of each object.
-HEAD = 16
+HEAD = 16  # bytes before the objects of a collection, and before the values of each object
 SIGNATURE = b"GCOL\x01"
 MOST_SHARED = 2**16  # bytes of a collection of several objects
 _INTEGERS = {2: "H", 4: "I", 8: "Q"}  # by their bytes, as struct calls them
@@ -253,8 +230,7 @@ class GlobalHeap:
 
 # Pieces that are probed for being in memory: telling the kernel to fetch what it already has halves the speed.
 PROBES = 8
-# The kernel may ignore what one call asks for beyond this size.
-MAX_FETCH_BYTES = 128 * 1024
+MAX_FETCH_BYTES = 128 * 1024  # the kernel may ignore what one call asks for beyond
 
 
 def _merged(begins: Indices, ends: Indices) -> list[tuple[int, int]]:
@@ -399,7 +375,7 @@ class OpenFile:
         handles = self._opened()
         with self._opening:
             if random_access not in handles.maps:
-                with as_source_errors(self.path, "cannot be mapped", file=self.path):
+                with failures.as_source_errors(self.path, "cannot be mapped", file=self.path):
                     mapped = mmap.mmap(handles.descriptor, self._identity.size, access=mmap.ACCESS_READ)
                 if random_access and is_cold(handles.descriptor, 0) is not None:
                     system.read_at_random(mapped)
@@ -442,7 +418,7 @@ class OpenFile:
                 got = retry_once(functools.partial(system.preadv, handles.descriptor, [view[done:]], begin))
             except OSError as error:
                 where = f"{self.path}, {len(view) - done} bytes at byte {begin}"
-                raise source_error(error, where, "cannot be read", file=self.path) from error
+                raise failures.source_error(error, where, "cannot be read", file=self.path) from error
             if not got:
                 what = f"ends at byte {begin}, in the middle of a sample, so it shrank since the source was built"
                 raise ChangedError(f"{self.path}: {what}; build the source again", file=self.path)
@@ -526,14 +502,10 @@ class OpenFiles:
         limit = system.descriptor_limit()
         self._max_open = max(limit // 4, 1)
         if len(files) > self._max_open:
-            _log.warning(
-                "only %d of %d files stay open, since this process may open %d: reading them in random order reopens "
-                "them again and again; ulimit -n %d would be enough",
-                self._max_open,
-                len(files),
-                limit,
-                4 * len(files),
+            what = (
+                f"only {self._max_open} of {len(files)} files stay open, since this process may open {limit}, and are"
             )
+            _log.warning("%s opened again and again in random order; ulimit -n %d is enough", what, 4 * len(files))
 
     def use(self, number: int) -> OpenFile:
         """A file that is to be read. Closes the one that was used least recently if too many are open."""

@@ -150,7 +150,12 @@ def test_padding_is_not_in_the_statistics(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "options", "error", "words"),
     [
-        ({"x": Field("xyz", points=1001)}, {}, FormatError, ["1000 points, fewer than 1001", "pad='zero'"]),
+        (
+            {"x": Field("xyz", points=1001)},
+            {},
+            FormatError,
+            ["has shape (1000, 3), smaller than a sample (1001, 3)", "pad='zero'"],
+        ),
         (
             {"x": Field("xyz", points=10), "y": Field("other", points=10)},
             {},

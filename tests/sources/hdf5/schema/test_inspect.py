@@ -251,18 +251,6 @@ def test_an_empty_array_of_matlab_has_no_values_but_its_size(tmp_path, size):
         refused(FormatError, [f"{one}:/x: "], one, {"y": field}, rows=rows)
 
 
-def test_a_cell_of_matlab_is_refused_with_lines_that_save_its_arrays(tmp_path):
-    path = str(tmp_path / "x.mat")
-    with h5py.File(path, "w") as file:
-        file["#refs#/a"], file["#refs#/b"] = np.zeros((3, 2)), np.ones((2, 2))  # 2 x 3 and 2 x 2 in MATLAB
-        file["c"] = np.array([[file["#refs#/a"].ref, file["#refs#/b"].ref]], h5py.ref_dtype)
-        file["c"].attrs["MATLAB_class"] = np.bytes_("cell")
-        file["X"], file["n"] = np.concatenate([file["#refs#/a"], file["#refs#/b"]]), np.array([[3.0], [2.0]])
-    refused(FormatError, [f"{path}:/c: holds a cell", "X = cat(2, c{:})", "Field('X', lengths='n')"], path, {"x": "c"})
-    source = HDF5Source(path, {"x": Field("X", lengths="n")})  # as that says
-    assert source[1]["x"].tolist() == [[1, 1], [1, 1], [0, 0]]
-
-
 @pytest.mark.parametrize(("kind", "to"), [(np.longdouble, "float64"), (np.clongdouble, "complex128")])
 @pytest.mark.parametrize("options", [{}, {"chunks": (2,), "compression": "gzip"}])
 def test_long_doubles_are_cast_if_the_user_says_to_what(h5, kind, to, options):

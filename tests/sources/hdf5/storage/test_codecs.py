@@ -252,5 +252,5 @@ assert out.tolist() == list(range(8))
 def test_without_hdf5plugin_the_advice_is_to_install_it(compressed, monkeypatch, without_plugins):
     without_plugins()
     monkeypatch.setitem(sys.modules, "hdf5plugin", None)
-    with pytest.raises(FormatError, match="pip install hdf5plugin, which is imported where it is needed"):
+    with pytest.raises(FormatError, match="pip install hdf5plugin; or set HDF5_PLUGIN_PATH"):
         HDF5Source(compressed, ["rows"])

@@ -19,7 +19,7 @@ from support.sources.oracle import orders, read, refused_when_read
 from support.threads.interrupts import interrupted
 from support.threads.leaks import open_files
 
-from lit_async_data import AsyncLoader, ChangedError, HDF5Source, SourceError
+from lit_async_data import AsyncLoader, ChangedError, Field, HDF5Source, SourceError
 from lit_async_data.engine.pipeline.sample_reader import Ahead
 from lit_async_data.errors import CorruptError
 from lit_async_data.order.plan import BatchIndex, Shares
@@ -143,6 +143,18 @@ def test_cold_rows_are_fetched_together_and_neighbours_as_one(h5, monkeypatch, o
     first, last = (3, 30) if len(spans) == 1 else (3, 30 % 8)
     begin = spans[0][0] + first * 24, spans[30 // 8 if len(spans) > 1 else 0][0] + last * 24
     assert sorted(kernel.fetched) == [(begin[0], begin[0] + 3 * 24), (begin[1], begin[1] + 24)]
+
+
+@pytest.mark.parametrize(
+    ("field", "row"), [(Field("data", window=(0, 2)), 3), (Field("data", lengths="n"), 6)], ids=["window", "lengths"]
+)
+def test_rows_of_windows_and_of_samples_of_variable_length_are_fetched(h5, monkeypatch, field, row):
+    path = h5(data=VALUES, n=[2] * 25)
+    source = HDF5Source(path, {"x": field})
+    kernel, begin = Kernel(monkeypatch), stored_spans(path)[0][0]
+    source.fetch(np.array([3]))
+    source.close()
+    assert kernel.fetched == [(begin + row * 24, begin + (row + 2) * 24)]
 
 
 @pytest.mark.parametrize("options", [{}, {"chunks": (8, 6)}, {"chunks": (1, 6)}], ids=str)
