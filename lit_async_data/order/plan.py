@@ -117,12 +117,12 @@ class EpochPlan:
         A last step of m < W samples would give some ranks an empty batch. So it is joined to the step before, and the
         two are split again: ⌈B/2⌉ samples per rank in the first, the rest in the second. With B = 1 they stay one step.
         """
-        if not 0 <= step < len(self):
-            raise IndexError(f"step {step} of {len(self)}")
-        return self._begin(step), self._begin(step + 1)
+        if not 0 <= step < (steps := len(self)):
+            raise IndexError(f"step {step} of {steps}")
+        return self._begin(step, steps), self._begin(step + 1, steps)
 
-    def _begin(self, step: int) -> int:
-        steps, size = len(self), self.batch_size
+    def _begin(self, step: int, steps: int) -> int:
+        size = self.batch_size
         if step == steps and not self.drop_last:
             return self._rank_positions
         joined = 0 < self.remaining % (size * self.world_size) < self.world_size and not self.drop_last
@@ -141,9 +141,9 @@ class EpochPlan:
 
     def position(self, steps: int) -> int:
         """The position after the first steps, over all ranks; after all steps, the end of the epoch."""
-        if steps == len(self):
+        if steps == (every := len(self)):
             return self.length
-        return self.start + self._begin(steps) * self.world_size
+        return self.start + self._begin(steps, every) * self.world_size
 
     def steps_to(self, position: int) -> int:
         return min(len(self), -(-(position - self.start) // (self.batch_size * self.world_size)))

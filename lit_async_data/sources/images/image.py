@@ -81,13 +81,13 @@ class ImageDecoder:
             raise ValueError(f"an array of {out.dtype} {out.shape} for an image of {shape.channels} channels")
         stored = bytes(data)  # no copy of bytes
         kind = formats.format_of(stored, where)
-        with _damage_named(kind, where):
+        try:
             head = _checked_head(kind, stored, shape, where)
             height, width = formats.upright_size(head.size, head.turned)
             if shape.image_size is None and out.shape[:2] != (height, width):
-                what = f"{height}×{width} pixels (height × width), but {out.shape[0]}×{out.shape[1]} are expected"
-                what += "; give image_size to resize all images, or deliver them as they are by a DataLoader with a"
-                raise FormatError(f"{where}: {what} collate_fn under prefetched(...)")
+                what = f"{height}×{width} pixels (height × width), but {out.shape[0]}×{out.shape[1]}"
+                what += " are expected; give image_size to resize all images, or deliver them as they are by a"
+                raise FormatError(f"{where}: {what} DataLoader with a collate_fn under prefetched(...)")  # noqa: TRY301
             crop = formats.crop_of(shape, height, width, (out.shape[0], out.shape[1]), draw)
             factor = _factor(kind, crop, shape)
             with _turn if height * width > _LARGE * factor**2 else contextlib.nullcontext():
@@ -99,6 +99,10 @@ class ImageDecoder:
                         pixels = formats.upright(pixels, head.turned)
                     box = crop.box if factor == 1 else _reduced(head, crop.box, factor, shape)
                     write_resized(pixels, box, shape, out)
+        except (MemoryError, ConfigError, FormatError):
+            raise
+        except Exception as error:
+            raise _damage(kind, error, where) from error
         return Shown((height, width), max(head.turned, head.was_turned), head.mode)
 
 
@@ -106,26 +110,24 @@ def size_of(data: Any, shape: ImageShape, where: str) -> tuple[int, int]:
     """(height, width) after orientation, without decoding; see `decode`."""
     stored = bytes(data)
     kind = formats.format_of(stored, where)
-    with _damage_named(kind, where):
+    try:
         head = _checked_head(kind, stored, shape, where)
+    except (MemoryError, ConfigError, FormatError):
+        raise
+    except Exception as error:
+        raise _damage(kind, error, where) from error
     return formats.upright_size(head.size, head.turned)
 
 
-@contextlib.contextmanager
-def _damage_named(kind: Format, where: str) -> Iterator[None]:
-    try:
-        yield
-    except (MemoryError, ConfigError, FormatError):
-        raise
-    except ImportError as error:
+def _damage(kind: Format, error: Exception, where: str) -> Exception:
+    if isinstance(error, ImportError):
         missing = "simplejpeg" if error.name == "simplejpeg" else "pillow"
-        raise ConfigError(f"{missing} is missing; install it by pip install {missing}", "image") from error
-    except Exception as error:
-        # Pillow raises many types for damaged data; other types than these name internals of a decoder.
-        said = isinstance(error, ValueError | OSError | SyntaxError)
-        reason = str(error) if said else "its data are inconsistent or end too soon"
-        what = f"the {kind.name} cannot be decoded ({reason}); fetch the file again, or convert it if it is whole"
-        raise CorruptError(f"{where}: {what}") from error
+        return ConfigError(f"{missing} is missing; install it by pip install {missing}", "image")
+    # Pillow raises many types for damaged data; other types than these name internals of a decoder.
+    said = isinstance(error, ValueError | OSError | SyntaxError)
+    reason = str(error) if said else "its data are inconsistent or end too soon"
+    what = f"the {kind.name} cannot be decoded ({reason}); fetch the file again, or convert it if it is whole"
+    return CorruptError(f"{where}: {what}")
 
 
 def _checked_head(kind: Format, data: bytes, shape: ImageShape, where: str) -> Head:
@@ -203,7 +205,8 @@ def _by_torch(pixels: Bytes, interpolation: str, out: Bytes) -> None:
         pixels = np.array(pixels, order="C")  # otherwise torch copies in its own threads, or warns
     straight = out.shape[2] == pixels.shape[2] and _dense(out)
     found = out if straight else np.empty((*out.shape[:2], pixels.shape[2]), np.uint8)
-    given, result = (torch.from_numpy(each[None].transpose(0, 3, 1, 2)) for each in (pixels, found))
+    given = torch.from_numpy(pixels[None].transpose(0, 3, 1, 2))
+    result = torch.from_numpy(found[None].transpose(0, 3, 1, 2))
     kernel = getattr(torch.ops.aten, _KERNELS[interpolation]).out
     kernel(given, out.shape[:2], False, None, None, out=result)
     if not straight:

@@ -46,6 +46,7 @@ class RootDirectory:
 
     def __init__(self, root: str, *, allow_external: bool = False, files: Files = LOCAL) -> None:
         self.root, self.files = files.named(root).rstrip("/") or "/", files
+        self.all_local = files.is_local(self.root) and not allow_external  # saves calls for each file
         self.allow_external = allow_external
         self._checked_folders: set[str] = set()
 
@@ -206,7 +207,7 @@ class FilePrefetcher:
     def read(self, path: str) -> bytes:
         root, files = self._root, self._root.files
         known, coming = path in self._coming, self._coming.pop(path, None)
-        if not files.is_local(path):
+        if not root.all_local and not files.is_local(path):
             return files.whole(root.checked(path), coming)
         data, cold = fetched(path, MOST_WHOLE_BYTES, root)
         if not known:
@@ -215,7 +216,7 @@ class FilePrefetcher:
 
     def fill(self, path: str, parts: Sequence[Any], nbytes: int) -> bool:
         root = self._root
-        if not (root.files.is_local(path) and filled(path, parts, nbytes, root)):
+        if not ((root.all_local or root.files.is_local(path)) and filled(path, parts, nbytes, root)):
             return False
         if path not in self._coming:
             self._cold -= self._cold / _AVERAGED_FILES
