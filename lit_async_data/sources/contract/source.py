@@ -575,6 +575,13 @@ def check_range(samples: Indices, source: Source) -> None:
         raise IndexError(f"sample {wrong} of {len(source)} in {source.name}")
 
 
+def renumbered(kept: int, count: int) -> str:
+    """A line on samples that are left out of so many; empty if none is."""
+    if kept == count:
+        return ""
+    return f"{count - kept:,} of {count:,} samples are left out, and sample numbers (`index`) count the rest"
+
+
 def described(source: Source, name: str, spec: BatchSpec) -> str:
     size, left_out = f"{len(source):,} ", source.chunks.left_out
     origin = f" from {name}" if name else ""

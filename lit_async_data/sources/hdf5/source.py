@@ -22,7 +22,7 @@ from lit_async_data.order.permutation import Indices, Words, derived_keys
 from lit_async_data.order.plan import ChunkGroup
 from lit_async_data.sources.contract import source as contract
 from lit_async_data.sources.contract.checks import fields_by_key
-from lit_async_data.sources.contract.source import Source, hashed
+from lit_async_data.sources.contract.source import Source, hashed, renumbered
 from lit_async_data.sources.contract.user_code import digest
 from lit_async_data.sources.files.files import WHOLE_BYTES, Files
 from lit_async_data.sources.files.identity import FileIdentity
@@ -230,7 +230,10 @@ class HDF5Source(Source):
             parts = part_samples.drop_empty(parts)
             _check_classes(parts, self._shares)
             self._opened = _Opened(names, identities, parts, spec, joined, left_out, memory_map, allow_external, files)
-            self._opened = dataclasses.replace(self._opened, parts=self._opened.with_values(exclude, self.name))
+            kept = self._opened.with_values(exclude, self.name)
+            gone = renumbered(*(sum(part.anchors.count for part in some) for some in (kept, parts)))
+            left_out = "; ".join(filter(None, [left_out, gone]))
+            self._opened = dataclasses.replace(self._opened, parts=kept, left_out=left_out)
             self._grouping = group_samples(self._opened.parts)
             self._reader = self._opened.reader(self._opened.parts, self._grouping)
             self._reader.check_first(self.spec)

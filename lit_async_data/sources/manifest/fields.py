@@ -27,7 +27,7 @@ from lit_async_data.options import within
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.composed.composed import ConcatSource, SubsetSource
 from lit_async_data.sources.contract.checks import first_good
-from lit_async_data.sources.contract.source import StorageLayout, numbered, starts
+from lit_async_data.sources.contract.source import StorageLayout, numbered, renumbered, starts
 from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.sources.hdf5.readers.part_reader import LOOKS
 from lit_async_data.sources.hdf5.schema.field import Field
@@ -237,7 +237,7 @@ class Fields:
     """Fields by batch key: ``labels``, ``files``, and ``hdf5``, where fields with the same columns are together.
 
     ``rows`` are the samples; ``excluded`` are the numbers of rows that ``exclude`` has left out, counted before that.
-    ``left_out`` tells the rows that ``null="drop"`` has left out; empty if there are none.
+    ``left_out`` tells the rows that options have left out; empty if there are none.
     """
 
     def __init__(
@@ -263,8 +263,6 @@ class Fields:
         if id is not None:
             table = table.with_ids(id)
         table, self.labels = _labels(inline, table, reader)
-        line = f"null: drop leaves out {count - len(table):,} of {count:,} rows, and sample numbers count the rest"
-        self.left_out = line if len(table) < count else ""
         self.excluded = np.empty(0, np.int64)
         if exclude is not None:
             rows = Rows(table, id)
@@ -272,6 +270,7 @@ class Fields:
             self.excluded = np.flatnonzero(~rows.kept(exclude, [each for each in paths if each.embedded is None]))
             table = _without(table, reader, [self.excluded])
             table, self.labels = _labels(inline, table, reader)
+        self.left_out = renumbered(len(table), count)
         self.rows = Rows(table, id)
         self.prefetcher = FilePrefetcher(root)
         self.files = dict[str, FileField]()

@@ -247,3 +247,10 @@ def test_a_file_replaced_between_two_fields_is_refused(h5):
 def test_what_is_neither_true_nor_false_is_refused(h5, option, wrong):
     with pytest.raises(ConfigError, match=rf"^{option}: .* is not true or false"):
         HDF5Source(h5(data=some(SHAPE)), ["data"], **{option: wrong})
+
+
+def test_who_excludes_samples_is_told_that_numbers_count_the_rest(h5):
+    path = h5(x=np.arange(20))
+    assert HDF5Source(path, ["x"]).chunks.left_out == ""
+    line = "2 of 20 samples are left out, and sample numbers (`index`) count the rest"
+    assert HDF5Source(path, ["x"], exclude=[3, 4]).chunks.left_out == line

@@ -303,7 +303,7 @@ def test_a_path_that_is_missing_can_be_dropped(folder):
         given(path=[None, *COLUMNS["path"][1:]]), {"x": {"name": "path", "null": "drop"}}, root=folder
     )
     assert read(source, np.arange(11))["x"][:, 0, 0].tolist() == list(range(1, 12))
-    assert source.chunks.left_out == "null: drop leaves out 1 of 12 rows, and sample numbers count the rest"
+    assert source.chunks.left_out == "1 of 12 samples are left out, and sample numbers (`index`) count the rest"
 
 
 @pytest.mark.parametrize("kind", ["text", "categories", "numbers", "CSV"])
