@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import functools
 import logging
 import os
@@ -30,6 +31,8 @@ from lit_async_data.sources.local_files import CacheFolder, is_address, is_patte
 WHOLE_BYTES, HEAD_BYTES = 2**26, 2**20
 # A table can name a film by mistake: larger files are refused. A table is copied in pieces of this size.
 MOST_WHOLE_BYTES, _COPIED = 2**32, 2**23
+# The most seconds without any bytes.
+SILENT_S = 180.0
 # Seconds from one line of the log to the next while files are opened.
 PROGRESS_S = 10.0
 # Without a cache folder, mirrors take this share of a rank's memory at most, and not more than this.
@@ -201,7 +204,11 @@ class Files:
         self._begin()
 
     def _begin(self) -> None:
-        self._transport, self._lock = Transport(), threading.Lock()
+        retry = self._options.get("retry_config")
+        tried = retry.get("retry_timeout") if isinstance(retry, Mapping) else None
+        tried_s = tried.total_seconds() if isinstance(tried, dt.timedelta) else 0.0
+        # A store that tries for longer is waited for until it has given up, a minute after its last try at most.
+        self._transport, self._lock = Transport(timeout_s=max(SILENT_S, tried_s + 60)), threading.Lock()
         share = min(int(system.memory() * MEMORY_SHARE / system.ranks_here()), MOST_MEMORY)
         self._ring = Ring(self._limit if self._limit and self.folder is None else share)
         self._stores, self._opened, self._in_memory = dict[str, Store](), dict[str, MirroredFile](), self.folder is None

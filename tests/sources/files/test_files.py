@@ -1,6 +1,7 @@
 """`HDF5Source` over stores and over a cache: the values of the local file, from a mirror in which nothing is there."""
 
 import contextlib
+import datetime as dt
 import os
 import re
 import threading
@@ -21,6 +22,7 @@ from lit_async_data.errors import ResumeError, StalledError
 from lit_async_data.sources.contract.stage_clock import Work
 from lit_async_data.sources.files import files as files_module
 from lit_async_data.sources.files import mirror as mirror_module
+from lit_async_data.sources.files.files import Files
 from lit_async_data.sources.files.mirror import BLOCK
 from lit_async_data.sources.files.transport import Transport
 
@@ -291,3 +293,11 @@ def test_who_follows_the_verdict_and_keeps_a_remote_file_in_a_folder_fetches_it_
     assert (before.cause, before.hint) == ("read", "cache")
     after = second_epoch(cache=tmp_path / "cache")
     assert (after.cause, after.waited.wait_s) == ("loop", 0.0)
+
+
+def test_a_store_that_tries_for_longer_is_waited_for_until_it_gives_up(monkeypatch):
+    waited = []
+    monkeypatch.setattr(files_module, "Transport", lambda timeout_s: waited.append(timeout_s) or Transport(1))
+    for tried, waits in ((dt.timedelta(minutes=10), 660), (dt.timedelta(seconds=1), 180), (None, 180)):
+        Files(storage_options={"retry_config": {"retry_timeout": tried}} if tried else {})
+        assert waited.pop() == waits
