@@ -65,9 +65,12 @@ class EpochWaits:
     def __init__(self, stats: Sequence[LoaderStats] = ()) -> None:
         self.summary = Wait()
         self._before, self._ended_s, self._fill_sum = stats, 0.0, 0  # the end of the last step
+        self._batches = [each.batches for each in stats]
 
     def step(self, stats: Sequence[LoaderStats], now_s: float, busy_s: float, *, first: bool) -> None:
-        waited_s = sum(each.last_wait_s for each in stats)
+        batches, self._batches = self._batches, [each.batches for each in stats]
+        # Lightning does not ask all of several loaders in each step.
+        waited_s = sum(each.last_wait_s for each, seen in zip(stats, batches, strict=False) if each.batches > seen)
         if self._ended_s:
             busy_s = now_s - self._ended_s - waited_s
         self._ended_s = now_s

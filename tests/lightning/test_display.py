@@ -30,7 +30,7 @@ from tqdm import tqdm
 from waiting.on_device.fake_streams import FakeStreams
 
 import lit_async_data as lad
-from lit_async_data.engine.stats import Verdict, Wait, Watch
+from lit_async_data.engine.stats import LoaderStats, Verdict, Wait, Watch
 from lit_async_data.lightning import display
 from lit_async_data.lightning.display import print_line, summary_lines
 from lit_async_data.sources.hdf5.readers import part_reader
@@ -378,3 +378,11 @@ def test_samples_that_are_drawn_are_said_with_the_field_that_balances_them():
         assert summary_lines(loader)[1].endswith(
             "100 samples drawn by balanced y, seed 0, shuffle global: every sample is read alone"
         )
+
+
+def test_a_loader_that_is_not_asked_in_a_step_has_not_waited_in_it():
+    waits = display.EpochWaits([LoaderStats(), LoaderStats()])
+    for step in range(4):
+        stats = LoaderStats(batches=step + 1, last_wait_s=0.01), LoaderStats(batches=min(step + 1, 2), last_wait_s=0.1)
+        waits.step(stats, float(step + 1), 0.5, first=step == 0)
+    assert waits.end(stats)["data/wait_ms"] == pytest.approx(1e3 * (3 * 0.01 + 0.1) / 3)
