@@ -327,7 +327,7 @@ def test_repeated_images_take_memory_once(kind, lists, tmp_path):
     column = stored(kind, [files[number % 3 if number < 30 else number % 5] for number in range(40)])
     column = pa.FixedSizeListArray.from_arrays(column, 2) if lists else column
     source = ManifestSource(written(tmp_path, pa.table({"image": column}), rows=40), {"x": "image"})
-    (groups,) = source._fields.groups
+    groups = source._fields.embedded[0].groups
     assert groups.array(0).nbytes <= source.memory(1).decoded < 20 * len(files[0]) < column.nbytes
     whole = ManifestSource(pa.table({"image": column}), {"x": "image"})
     assert_equal(source, whole, np.arange(len(whole)))
