@@ -9,8 +9,8 @@ import operator
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import lit_async_data
 from lit_async_data.errors import ConfigError
@@ -19,14 +19,6 @@ from lit_async_data.sources.local_files import expanded, is_address, local_path
 from lit_async_data.sources.manifest.columns import HDF5, Given
 from lit_async_data.sources.table.table import is_table
 
-
-def _mapping(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f'is no JSON, such as {{"anon": true}}: {error}') from error
-
-
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "fields": {"nargs": "+", "metavar": "KEY=NAME", "help": "datasets, attributes (NAME@ATTRIBUTE) or columns, by key"},
     "layout": {"nargs": "+", "metavar": "KEY=NHWC", "help": "letters of the stored axes (HDF5)"},
@@ -34,7 +26,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "sample": {"help": "row; group or dataset if each of these is a sample (HDF5)"},
     "rows": {"metavar": "NAME", "help": "a dataset with the rows to take (HDF5)"},
     "table": {"metavar": "TABLE", "help": "a table of more columns (HDF5)"},
-    "on": {"nargs": "+", "metavar": "COLUMN", "help": "its column of ids, or COLUMN=file, COLUMN=group; else found"},
+    "on": {"nargs": "+", "metavar": "COLUMN", "help": "its column of ids; COLUMN=file, group, NAME or @ATTRIBUTE"},
     "root": {"metavar": "DIR", "help": "the folder that relative paths start from (tables)"},
     "id": {"metavar": "NAME", "help": "column of sample ids (tables)"},
     "image_size": {"nargs": "+", "type": int, "metavar": "N", "help": "height and width of images"},
@@ -47,7 +39,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 ACCESS: dict[str, dict[str, Any]] = {
     "cache": {"metavar": "FOLDER", "help": "folder that keeps what was read of remote files and slow mounts"},
     "cache_limit": {"metavar": "SIZE", "help": "the most bytes there, such as 400GB"},
-    "storage_options": {"type": _mapping, "metavar": "JSON", "help": "of the store, such as '{\"anon\": true}'"},
+    "storage_options": {"type": json.loads, "metavar": "JSON", "help": "of the store, such as '{\"anon\": true}'"},
 }
 IMAGE = ("image_size", "resize", "mode")  # in HDF5 files, options of the fields that are encoded images
 # By source: the configuration of `train.py`, the part that builds it, the name of its first argument, its options.
@@ -66,26 +58,36 @@ class Call:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     left_out: tuple[str, ...] = ()  # datasets of as many rows that no field takes
 
+    def with_options(self, **options: Any) -> Call:
+        return dataclasses.replace(self, options={**self.options, **options})
+
+    @property
+    def access(self) -> dict[str, Any]:
+        """How files are reached."""
+        return {name: self.options[name] for name in ACCESS if name in self.options}
+
     def build(self) -> lit_async_data.Source:
-        given = self.path, *[dict(self.fields)] * bool(self.fields)
-        return cast("lit_async_data.Source", operator.attrgetter(self.source)(lit_async_data)(*given, **self.options))
+        given = [self.path, dict(self.fields)] if self.fields else [self.path]
+        made: lit_async_data.Source = operator.attrgetter(self.source)(lit_async_data)(*given, **self.options)
+        return made
 
     def python(self) -> str:
         given = [_written(each) for each in (self.path, self.fields) if each]
-        given += [f"{name}={_written(value)}" for name, value in self._shown().items()]
+        given += [f"{name}={_written(value)}" for name, value in self._shown.items()]
         return f"from lit_async_data import {self.source.split('.')[0]}\nsource = {self.source}({', '.join(given)})"
 
-    def _shown(self) -> dict[str, Any]:
+    @property
+    def _shown(self) -> Mapping[str, Any]:
         """The options, with … in place of what may be secret."""
-        given: Mapping[str, Any] = self.options.get("storage_options", {})
-        shown = {name: public(given).get(name, "…") for name in given}
-        return {**self.options, **({"storage_options": shown} if given else {})}
+        given = self.options.get("storage_options", {})
+        shown = dict.fromkeys(given, "…") | public(given)
+        return self.with_options(storage_options=shown).options if given else self.options
 
     def command(self) -> str:
         config, part, first, _ = _SOURCES[self.source]
         fields = {key: dict(field) if isinstance(field, Mapping) else field for key, field in self.fields.items()}
         nulls = {key: field.pop("null") for key, field in fields.items() if isinstance(field, dict) and "null" in field}
-        given = {first: self.path, **({"fields": fields} if config == "hdf5" else {}), **self._shown()}
+        given = {first: self.path, **({"fields": fields} if config == "hdf5" else {}), **self._shown}
         settings: dict[str, Any] = {f"data.{part}.{name}": value for name, value in given.items()}
         if config != "hdf5" and fields:  # merged with {x: path, y: label} of the configuration
             settings |= {f"~data.{part}.fields.{name}": None for name in ("x", "y") if name not in fields}
@@ -122,23 +124,20 @@ def add_source_arguments(parser: argparse.ArgumentParser, given: Mapping[str, An
         parser.add_argument(f"--{name.replace('_', '-')}", **options)
 
 
-def access(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {name: value for name in ACCESS if (value := getattr(arguments, name)) is not None}
+def given_options(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(arguments, name)) is not None}
 
 
 def given_source(paths: Sequence[str], arguments: argparse.Namespace) -> Call:
     source, files, table = source_of(paths)
-    options: dict[str, Any] = {name: value for name in ARGUMENTS if (value := getattr(arguments, name)) is not None}
-    options |= access(arguments)
+    options = given_options(arguments, ARGUMENTS | ACCESS)
     if table and options.setdefault("table", table) != table:
         raise ConfigError(f"{table} is a second table; give one", "table")
-    fields: dict[str, Any] = _by_key(options.pop("fields", ()))
+    fields = _by_key(options.pop("fields", ()), source)
     if others := options.keys() - set(_SOURCES[source][3]):
         raise ConfigError(f"{source} has no such option; leave it out", min(others))
     for name, each in ((name, each) for name, each in options.items() if isinstance(each, list)):
-        options[name] = _by_key(each) if "=" in str(each[0]) else tuple(each) if each[1:] else each[0]
-    for key, name in fields.items() if source == "HDF5Source" else ():
-        fields[key] = dict(zip(("name", "attr"), name.split("@", 1), strict=True)) if "@" in name else name
+        options[name] = _by_key(each, source) if "=" in str(each[0]) else tuple(each) if each[1:] else each[0]
     return Call(source, files if files[1:] else files[0], fields, options)
 
 
@@ -159,5 +158,8 @@ def source_of(paths: Sequence[str]) -> tuple[str, list[str], str]:
     return source, files, table
 
 
-def _by_key(given: Sequence[str]) -> dict[str, str]:
-    return {each.partition("=")[0]: each.partition("=")[2] or each for each in given}
+def _by_key(given: Sequence[str], source: str) -> dict[str, Any]:
+    """What KEY=NAME and NAME say; NAME@ATTRIBUTE is an attribute, of HDF5 files."""
+    named = {each.partition("=")[0]: each.partition("=")[2] or each for each in given}
+    parts = {key: name.partition("@") for key, name in named.items() if "@" in name and source == "HDF5Source"}
+    return named | {key: {"name": name, "attr": attribute} for key, (name, _, attribute) in parts.items()}

@@ -9,6 +9,7 @@ import fnmatch
 import glob
 import itertools
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from string import digits
@@ -35,13 +36,12 @@ from lit_async_data.sources.local_files import has_word
 from lit_async_data.tools.call import Call
 from lit_async_data.tools.terminal import indented, section, shapes, shortened, table
 
+common_start = os.path.commonprefix  # of texts, letter by letter
 VERSION = 3  # raised if a key of the JSON changes its meaning or goes
 # Words in names of training, and of stages that are sources of their own.
 TRAINING, HELD_OUT = "train|training", "val|valid|validation|dev|test|testing"
 PLAIN = ("", "member")  # kinds of datasets that hold values as they are
-# Axes along which there are no samples; and along which a measurement is repeated.
-SPACE = "lat|latitude|lon|longitude|x|y|z|level|c|channels?|grid"
-REPEATED = "times?|frames?|scans?|samples?|trials?|events?|shots?|images?|index|number"
+SPACE = "lat|latitude|lon|longitude|x|y|z|level|c|channels?"  # axes along which there are no samples
 _OWN_GROUPS = ("#refs#", "#subsystem#", "_i_")  # of MATLAB and PyTables, without data of the user
 _METADATA = {"kind": "metadata"}
 # By members or attributes of a group: Keras; Loom, whose columns are cells; Imaris; SLEAP, with frames last; AnnData.
@@ -51,10 +51,9 @@ _FORMATS: dict[str, dict[str, dict[str, Any]]] = {
     "DataSet DataSetInfo": {"DataSet/ResolutionLevel [1-9].*|Thumbnail/.*": _METADATA},
     "tracks node_names": {"tracks|.*_scores": {"samples": -1}, "edge_inds": _METADATA},
     "var obs": {"(var|varm|varp|obsp|uns)([./].*)?|.*/__categories/.*": _METADATA},
-    "var X": {"(var|varm|varp)([./].*)?": _METADATA},
 }
 _OWN_ATTRIBUTES = "CLASS|NAME|DIMENSION_L.*|REFERENCE_LIST|_.*|encoding-.*"  # of h5py, NetCDF and AnnData
-MOST_ATTRIBUTES, WIDTH = 20, 24  # datasets and groups whose attributes are printed, and letters of a value
+WIDTH = 24  # letters of the value of an attribute
 # At most this many members of a group are listed; at most this many datasets whose names differ in a number stay apart.
 MOST_MEMBERS, MOST_ALONE = 20_000, 8
 
@@ -110,44 +109,13 @@ SHOWN = [field.name for field in dataclasses.fields(Dataset)][:11]
 
 def datasets_of(group: Any, seen: set[h5py.Group], path: str = "") -> Iterator[Dataset]:
     """The datasets below a group. Skips groups in ``seen``, to which several links may lead."""
-    conventions = _conventions(group, path)
-    for node in _datasets_of(group, seen, path):
-        own = node.name.removeprefix(path).strip("/")
-        changes = next((each for pattern, each in conventions.items() if re.fullmatch(pattern, own)), {})
-        yield dataclasses.replace(node, **changes) if changes and node.kind != "metadata" else node
-
-
-def _conventions(group: Any, path: str) -> Mapping[str, dict[str, Any]]:
-    """The roles that a format gives to the datasets below a group, by patterns of their names."""
-    nexus, signal, axes = (_texts(group.attrs.get(name, ())) for name in ("NX_class", "signal", "axes"))
-    if nexus == ["NXdata"] and not signal:  # as written before 2014: the dataset says it
-        for each in itertools.islice(group, MOST_MEMBERS):
-            node = _member(group, each, f"{path}/{each}")
-            if isinstance(node, h5py.Dataset) and "signal" in node.attrs:
-                signal, axes = [str(each)], re.split("[:,]", "".join(_texts(node.attrs.get("axes", ""))).strip("[]"))
-    if nexus == ["NXdata"] and signal:
-        grid = len(axes) == 2 and "." not in axes and not has_word(axes[0], REPEATED)
-        return {re.escape(signal[0]): {"axis": "grid" if grid else "".join(axes[:1]).strip(".")}, ".*": _METADATA}
-    names = {*map(str, itertools.islice(group, MOST_MEMBERS)), *group.attrs}
-    if (nexus and nexus != ["NXdata"]) or (path.endswith("vars") and all(map(str.isdecimal, names))):  # or Keras
-        return {"[^/]*": _METADATA}
-    return next((found for members, found in _FORMATS.items() if {*members.split()} <= names), {})
-
-
-def _texts(value: Any) -> list[str]:
-    return [t.decode(errors="replace") if isinstance(t, bytes) else str(t) for t in np.ravel(value).tolist()]
-
-
-def _datasets_of(group: Any, seen: set[h5py.Group], path: str) -> Iterator[Dataset]:
     seen.add(group)
-    kind = encoding(group)
     if "pandas_type" in group.attrs:
         why = f"pandas wrote it: ManifestSource takes the DataFrame pandas.read_hdf({group.file.filename!r}, {path!r})"
         yield Dataset(path, "DataFrame", why=why)
         return
-    if kind:
-        yield _of_group(group, path or ".", kind)
-    groups, found = [], list[Dataset]()
+    kind, conventions = encoding(group), _conventions(group, path)
+    whole, found, below = [_of_group(group, path or ".", kind)] if kind else [], list[Dataset](), list[Any]()
     for each in itertools.islice(group, MOST_MEMBERS) if kind in ("", "variable", "csr") else ():
         name = f"{path}/{each}" if path else str(each)  # bytes, if it is not UTF-8
         node, own = _member(group, each, name), bool(kind) and each in (*VARIABLE, *SPARSE, "shape")
@@ -156,10 +124,26 @@ def _datasets_of(group: Any, seen: set[h5py.Group], path: str) -> Iterator[Datas
         elif isinstance(node, h5py.Dataset) and not own:
             found += _of_dataset(node, name)
         elif isinstance(node, h5py.Group) and node not in seen and not str(each).startswith(_OWN_GROUPS):
-            groups.append((node, name))
-    yield from _merged(found, path, len(group))
-    for node, name in groups:
-        yield from datasets_of(node, seen, name)
+            below.append(datasets_of(node, seen, name))
+    for node in itertools.chain(whole, _merged(found, path, len(group)), *below):
+        inside = node.name.removeprefix(path).strip("/")
+        changes = next((each for pattern, each in conventions.items() if re.fullmatch(pattern, inside)), {})
+        yield dataclasses.replace(node, **changes) if changes and node.kind != "metadata" else node
+
+
+def _conventions(group: Any, path: str) -> Mapping[str, dict[str, Any]]:
+    """The roles that a format gives to the datasets below a group, by patterns of their names."""
+    nexus, signal, axes = (_texts(group.attrs.get(name, ())) for name in ("NX_class", "signal", "axes"))
+    if nexus == ["NXdata"] and signal:
+        return {re.escape(signal[0]): {"axis": "".join(axes[:1]).strip(".")}, ".*": _METADATA}
+    names = {*map(str, itertools.islice(group, MOST_MEMBERS)), *group.attrs}
+    if (nexus and nexus != ["NXdata"]) or (path.endswith("vars") and all(map(str.isdecimal, names))):  # or Keras
+        return {"[^/]*": _METADATA}
+    return next((found for members, found in _FORMATS.items() if {*members.split()} <= names), {})
+
+
+def _texts(value: Any) -> list[str]:
+    return [t.decode(errors="replace") if isinstance(t, bytes) else str(t) for t in np.ravel(value).tolist()]
 
 
 def _member(group: Any, each: str, name: str) -> Any:
@@ -177,26 +161,22 @@ def _merged(found: Sequence[Dataset], path: str, members: int) -> Iterator[Datas
     for node in found:
         alike["" if only else re.sub(r"\d+", "0", node.name), node.structure].append(node)
     for nodes in alike.values():
-        sizes = _several_sizes(nodes)
+        # Volumes of several sizes: neither cameras with rows in common, nor the levels of a pyramid.
+        lengths, sides = {n.shape[:1] for n in nodes}, {n.shape[1:] for n in nodes}
+        volumes = sorted(math.prod(shape) for shape in {n.shape for n in nodes})
+        sizes = min(len(lengths), len(sides)) > 1 and any(3 * n > more for n, more in itertools.pairwise(volumes))
         alone = 1 if nodes[0].one_image or (path and sizes) else MOST_ALONE
         if len(nodes) <= alone or nodes[0].kind not in ("", "images"):
             yield from nodes
             continue
         name, count = _name_of([n.name for n in nodes]), members if len(nodes) == MOST_MEMBERS else len(nodes)
         made = dataclasses.replace(nodes[0], name=name, field=name, each=name, groups=count, rows=_lengths(nodes))
-        made.type, made.first = f"{made.type}, {count:,} datasets".removeprefix(", "), nodes[0].name * sizes
-        made.type += " of several sizes" * sizes
+        made.type = f"{made.type}, {count:,} datasets{' of several sizes' * sizes}".removeprefix(", ")
+        made.first = nodes[0].name * sizes
         made.bytes, made.stored_bytes = sum(n.bytes for n in nodes), sum(n.stored_bytes or 0 for n in nodes)
         if path and nodes[0].one_image and len(nodes) == len(found):  # a group of images is a field of rows
             made.name, made.field, made.shape, made.rows = path, path, (count,), (count, count)
         yield made
-
-
-def _several_sizes(nodes: Sequence[Dataset]) -> bool:
-    """Whether they are volumes of several sizes: neither cameras with rows in common, nor the levels of a pyramid."""
-    lengths, sides, sizes = {n.shape[:1] for n in nodes}, {n.shape[1:] for n in nodes}, {n.shape for n in nodes}
-    pairs = itertools.pairwise(sorted(map(math.prod, sizes)))
-    return min(len(lengths), len(sides)) > 1 and any(3 * small > large for small, large in pairs)
 
 
 def _lengths(nodes: Sequence[Dataset]) -> tuple[int, int] | None:
@@ -235,23 +215,21 @@ def _of_dataset(dataset: h5py.Dataset, name: str) -> Iterator[Dataset]:
         made.stored_bytes, made.attributes = int(dataset.id.get_storage_size()), tuple(attributes)
         made.kind = "images" if images else "metadata" if _texts(attributes.get("CLASS")) == ["DIMENSION_SCALE"] else ""
         if shape:
-            made.axis = next((str(scale.name).rpartition("/")[2] for scale in dataset.dims[0].values()), "")
-            made.axis = made.axis or str(dataset.dims[0].label)
+            scales = [str(scale.name).rpartition("/")[2] for scale in dataset.dims[0].values()]
+            made.axis = [*scales, str(dataset.dims[0].label)][0]
         yield made
 
 
 def _of_group(group: h5py.Group, name: str, kind: str) -> Dataset:
     parts = {"categorical": ("codes",), "nullable": ("values",), "variable": VARIABLE}.get(kind, ("data",))
-    nodes: list[Any] = [_member(group, part, f"{name}/{part}") for part in parts]
-    if not all(isinstance(node, h5py.Dataset) and node.shape is not None for node in nodes):
+    first, *others = (_member(group, part, f"{name}/{part}") for part in parts)
+    if not all(isinstance(node, h5py.Dataset) and node.shape is not None for node in (first, *others)):
         return Dataset(name, kind)
-    made = next(_of_dataset(nodes[0], name))
+    made = next(_of_dataset(first, name))
     made.type, made.kind = f"{kind}, {made.type}", made.kind or kind
-    if kind == "variable":
-        made.shape = (nodes[1].size - 1, *made.shape[1:])
-    elif kind in ("csr", "csc"):
-        with contextlib.suppress(FormatError, *LIBRARY_ERRORS):
-            made.shape = sparse_shape(group)
+    with contextlib.suppress(FormatError, *LIBRARY_ERRORS):
+        made.shape = sparse_shape(group) if kind in ("csr", "csc") else made.shape
+    made.shape = (others[0].size - 1, *made.shape[1:]) if others else made.shape
     made.rows = made.shape[:1] * 2
     return made
 
@@ -288,15 +266,16 @@ def describe(group: OpenGroup, node: Dataset, options: Mapping[str, Any]) -> Non
     node.reading = node.reading or ("decoded" if way == "chunks" else "locked" if way.startswith("h5py") else "copied")
     index = stored.index if way == "chunks" else None
     pieces = math.prod(index.grid) // index.grid[0] if index else 1
-    reasons = [f"each sample is spread over {pieces:,} chunks"] * (pieces > 1)
-    if stored.slow:
-        reasons.append(f"{stored.slow}; pack writes it once in a way that needs no lock")
-    if index and stored.filtered and stored.chunk_rows > 1 and not isinstance(field.stored, StoredRanges):
-        shared = "samples share a chunk and are decoded together; the chunk shuffle decodes them once per epoch"
-        reasons.append(f"{stored.chunk_rows:,} {shared}")
-    elif index and stored.filtered:
-        reasons.append("compressed: each sample is decoded when it is read")
-    node.why = "; ".join(reasons)
+    filtered = index is not None and stored.filtered
+    shared = filtered and stored.chunk_rows > 1 and not isinstance(field.stored, StoredRanges)
+    together = "samples share a chunk and are decoded together; the chunk shuffle decodes them once per epoch"
+    reasons = {
+        f"each sample is spread over {pieces:,} chunks": pieces > 1,
+        f"{stored.slow}; pack writes it once in a way that needs no lock": stored.slow,
+        f"{stored.chunk_rows:,} {together}": shared,
+        "compressed: each sample is decoded when it is read": filtered and not shared,
+    }
+    node.why = "; ".join(reason for reason, applies in reasons.items() if applies)
 
 
 @dataclasses.dataclass
@@ -308,9 +287,12 @@ class Scope:
     first: str = "/"  # of these groups
     count: int = 1
     attributes: Sequence[str] = ()  # of the first group, or of the file
-    paths: Sequence[str] = ()  # of all files
-    path: str | list[str] = ""  # as a source takes them
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of their store and cache
+    files: int = 1
+    call: Call = dataclasses.field(default_factory=lambda: Call("HDF5Source", ""))  # of all files, without fields
+
+    @property
+    def several(self) -> bool:
+        return max(self.count, self.files) > 1
 
 
 def scopes_of(nodes: Sequence[Dataset], parent: str = "") -> list[Scope]:
@@ -324,22 +306,21 @@ def scopes_of(nodes: Sequence[Dataset], parent: str = "") -> list[Scope]:
         alike[str([(n.name.removeprefix(f"{parent}{name}/"), n.structure) for n in inside])].append(name)
     siblings, found = [*(node.name.removeprefix(parent) for node in rest), *groups], list[Scope]()
     for names in alike.values():
-        patterns = [glob.escape(common_start(names).rstrip(digits)) + end for end in ("*", "[0-9]*")]
-        if len(names) < 2 or any(has_word(name, f"{TRAINING}|{HELD_OUT}") for name in names):
-            patterns.clear()
-        fitting = (each for each in patterns if sorted(fnmatch.filter(siblings, each)) == sorted(names))
-        if (pattern := next(fitting, None)) is None:
+        start = glob.escape(common_start(names).rstrip(digits))
+        fitting = [each for each in (f"{start}*", f"{start}[0-9]*") if {*fnmatch.filter(siblings, each)} == {*names}]
+        if len(names) < 2 or not fitting or any(has_word(name, f"{TRAINING}|{HELD_OUT}") for name in names):
             for name in names:
                 outside, *more = scopes_of(groups[name], f"{parent}{name}/")
                 rest += outside.nodes
                 found += more
             continue
+        pattern = f"{parent}{fitting[0]}"
         names.sort(key=lambda name: any(0 in node.shape for node in groups[name]))  # an empty one tells nothing
         for node, *others in zip(*(groups[name] for name in names), strict=True):
             node.groups, node.rows = len(names), _lengths([node, *others])
             node.field = node.name.removeprefix(f"{parent}{names[0]}/")
-            node.name = f"{parent}{pattern}/{node.field}"
-        found.append(Scope(groups[names[0]], f"{parent}{pattern}", f"{parent}{names[0]}", len(names)))
+            node.name = f"{pattern}/{node.field}"
+        found.append(Scope(groups[names[0]], pattern, f"{parent}{names[0]}", len(names)))
     return [Scope(rest), *found]
 
 
@@ -349,14 +330,10 @@ def attributes_of(group: OpenGroup, scope: Scope) -> dict[str, list[str]]:
     names = ["/", *(f"{scope.first}/{n.first or n.field}" for n in scope.nodes), scope.first]
     for name in dict.fromkeys(re.sub("/+", "/", each) for each in names):
         with contextlib.suppress(AsyncDataError, *LIBRARY_ERRORS):  # of links into other files
-            node = group.node(name)
-            attributes = dict[str, Any]() if node is None else dict(node.attrs)
-            shown = [
-                f"{key} {_texts(value)[0][:WIDTH] if np.size(value) == 1 else np.shape(value)}"
-                for key, value in attributes.items()
-                if not re.fullmatch(_OWN_ATTRIBUTES, key)
-            ]
-            found |= {name.strip("/") or "/": shown} if shown else {}
+            for key, value in getattr(group.node(name), "attrs", {}).items():
+                if not re.fullmatch(_OWN_ATTRIBUTES, key):
+                    shown = _texts(value)[0][:WIDTH] if np.size(value) == 1 else np.shape(value)
+                    found.setdefault(name.strip("/") or "/", []).append(f"{key} {shown}")
     return found
 
 
@@ -366,11 +343,6 @@ def of_training(names: Iterable[str]) -> list[str]:
     begin = len(common_start(every).rpartition("/")[0])
     training = [name for name in every if has_word(name[begin:], TRAINING, whole=True)]
     return [n for n in every if n in training or not (training and has_word(n[begin:], HELD_OUT, whole=True))]
-
-
-def common_start(texts: Sequence[str]) -> str:
-    pairs = zip(min(texts, default=""), max(texts, default=""), strict=False)
-    return "".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -410,10 +382,7 @@ class Report:
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def suggest(self, candidates: Iterable[Suggestion]) -> Suggestion | None:
-        """Add the first candidate whose source can be built and read; if there is none, note the error of the first.
-
-        Returns that candidate.
-        """
+        """Add the first candidate that can be built and read, and return it; else note the error of the first."""
         errors = list[str]()
         for each in candidates:
             try:
@@ -435,17 +404,16 @@ class Report:
         return values
 
 
-# Samples of a table whose shapes are compared; first samples that are read, and their bytes.
-SHAPES, BATCH, BATCH_BYTES = 32, 8, 2**26
+READ, READ_BYTES = 32, 2**26  # the most samples of a proposal that are read, and their bytes
 
 
 def _verified(each: Suggestion) -> Suggestion:
     lost = list[int]()
     with contextlib.closing(each.call.build()) as source:
         first = first_good(len(source), lambda sample: (source[sample], sample)[1])
-        end = first + min(BATCH, BATCH_BYTES // max(source.spec.nbytes, 1))
-        spread = probes(len(source), most=SHAPES).tolist() if each.call.source[:8] == "Manifest" else []
-        for sample in dict.fromkeys([*range(first + 1, min(end, len(source))), *spread]):
+        most = min(READ, READ_BYTES // max(source.spec.nbytes, 1))
+        of_table = each.call.source != "HDF5Source"  # whose files are read one by one, all over it
+        for sample in probes(len(source), max(most, 2)).tolist() if of_table else range(min(most, len(source))):
             try:
                 source[sample]
             except AsyncDataError as error:
@@ -454,8 +422,7 @@ def _verified(each: Suggestion) -> Suggestion:
                     raise
         batch = {key: {"dtype": str(it.dtype), "shape": it.shape} for key, it in source.spec.items()}
         bad = f"the first that can be read is sample {first}" if first else f"sample {[*lost, 0][0]} cannot be read"
-        bad = f"{bad}: --check-all lists the bad ones"
-        notes = (*each.notes, *_notes(source), *[bad] * bool(first or lost))
+        notes = (*each.notes, *_notes(source), *[f"{bad}: --check-all lists the bad ones"] * bool(first or lost))
         return Suggestion(each.title, each.call, notes, len(source), batch, source.chunks.reading)
 
 
@@ -463,8 +430,6 @@ def _notes(source: Source) -> list[str]:
     x, y, notes = source.spec.get("x"), source.spec.get("y"), list[str]()
     if y is not None and not y.shape and y.classes:
         notes.append(f"y has {len(y.classes)} classes: {', '.join(y.classes[:4])}{', …' * (len(y.classes) > 4)}")
-    if y is not None and len(y.shape) == 1 and isinstance(source, HDF5Source):
-        notes.append(f'y has {y.shape[0]} columns: {{"name": …, "column": 0}} takes one')
     if wide := " and ".join(key for key, each in source.spec.items() if each.dtype == np.float64):
         how = 'dtype="float32" of a field, or "int64" for classes'
         notes.append(f"{wide}: float64, as stored; {how}, is what networks take")
@@ -478,12 +443,13 @@ def _notes(source: Source) -> list[str]:
 
 
 def text_of(report: Report) -> str:
-    names = dict[str, list[str]]()
+    names, listed = collections.defaultdict[str, list[str]](list), list[ColumnReport | Dataset](report.columns)
+    for each in (*listed, *report.datasets):
+        names[each.why].append(each.name)
     columns = [["column", "type", "values", "missing", "field", "for example"]]
     for column in report.columns:
         counts = ["" if not n else f"{n:,}" for n in (column.distinct, column.missing)]
         columns.append([column.name, column.type, *counts, column.kind or "none", ", ".join(column.examples)])
-        names.setdefault(column.why, []).append(column.name)
     datasets = [["dataset", "shape", "type", "stored", "how"]]
     for node in report.datasets:
         rows = ["–".join(f"{n:,}" for n in dict.fromkeys(node.rows))] if node.rows else []
@@ -492,16 +458,13 @@ def text_of(report: Report) -> str:
         stored = [readable(node.stored_bytes or node.bytes), *node.filters, *chunks] if node.bytes else []
         how = HOW_READ[node.reading] if node.reading else "not read"
         datasets.append([node.name, shape, node.type, ", ".join(stored), how])
-        names.setdefault(node.why, []).append(node.name)
     whys = [f"{', '.join(shortened(alike))}: {why}" for why, alike in names.items() if why]
     title = [report.kind, *([] if report.bytes is None else [readable(report.bytes)])]
     numbers = {"row": report.rows, "dataset": len(report.datasets), "other file": len(report.files) - 1}
     title += [counted(number, what) for what, number in numbers.items() if number]
     title += [f"{group['count']:,} groups {group['name']}" for group in report.groups]
     lines = [f"{report.files[0]}   {' · '.join(title)}", *indented(table(columns)), *indented(table(datasets))]
-    attributes = [f"{name}: {', '.join(each)}" for name, each in report.attributes.items()]
-    more = [f"and {len(attributes) - MOST_ATTRIBUTES:,} more"] * (len(attributes) > MOST_ATTRIBUTES)
-    lines += section("Attributes", attributes[:MOST_ATTRIBUTES] + more)
+    lines += section("Attributes", [f"{name}: {', '.join(each)}" for name, each in report.attributes.items()])
     lines += [*section("Why not faster, or not at all", whys), *section("Notes", report.notes)]
     for suggestion in report.suggestions:
         lines += ["", f"── {suggestion.title[:1].upper()}{suggestion.title[1:]} ──"]

@@ -51,11 +51,8 @@ def run(arguments: argparse.Namespace) -> None:
     options, call = LoaderOptions(batch_size=arguments.batch_size), given_call(arguments.files, arguments)
     with contextlib.closing(call.build()) as source:
         report = examination(source, options, arguments.seconds)
-        ragged = [json.dumps(key) for key, field in source.spec.fields.items() if field.ragged]
     changed = "".join(f", {name}={json.dumps(value)}" for name, value in report["options"].items())
     loader = f"loader = AsyncLoader(source, LoaderOptions(batch_size={arguments.batch_size}{changed}))"
-    if len(ragged) == 1:  # of several, all must have the same lengths
-        loader += f"  # batch_by={ragged[0]} puts samples of like length together"
     report["python"] = f"from lit_async_data import AsyncLoader, LoaderOptions\n{call.python()}\n{loader}"
     report["command"] = call.command()
     sys.stdout.write(as_json(report, vars) if arguments.json else text_of(report))
@@ -71,37 +68,23 @@ class Trial:
     worker_kind: str
     samples_per_s: float
     amplification: float
+    decoding: float
     memory: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Rate:
-    samples_per_s: float  # of a loop that does nothing else
-    read_mb_per_s: float  # of one reader while it reads
-    decode_mb_per_s: float  # of one reader while it decodes
-    decoding: float  # the share of the readers' time that decoding takes
-    decoded_bytes: float  # for each sample
-
-
 def examination(source: Source, given: LoaderOptions, seconds: float) -> dict[str, Any]:
-    found, whole = list[tuple[Trial, Rate]](), source.memory().cacheable / len(source)
-    remote = source.chunks.remote
+    trials, remote = list[Trial](), source.chunks.remote
     for options in _settings(source, given):
         # The first look brings what this order reads into the page cache.
-        if not found or found[-1][0].shuffle != options.shuffle:
+        if not trials or trials[-1].shuffle != options.shuffle:
             measured(lit_async_data.AsyncLoader(source, options), seconds / 2)
         loaders = [lit_async_data.AsyncLoader(source, options) for _ in range(2)]  # other load may slow one of them
-        rate = max((measured(each, seconds / 2) for each in loaders), key=lambda rate: rate.samples_per_s)
-        plan = loaders[0].footprint
-        decoded = rate.decoded_bytes / whole if whole else 1.0
-        setting = str(options.shuffle), options.shuffle_chunks, plan.workers.threads, plan.workers.kind
-        found.append((Trial(*setting, rate.samples_per_s, decoded, plan.budget.total), rate))
-    chosen = best(trials := [trial for trial, _ in found])
-    trial, warm = found[chosen]
+        trials.append(max((measured(each, seconds / 2) for each in loaders), key=lambda trial: trial.samples_per_s))
+    trial = trials[chosen := best(trials)]
     decided = {"shuffle": trial.shuffle, "workers": trial.workers}
     changed: dict[str, Any] = {name: value for name, value in decided.items() if value != getattr(given, name)}
     return {
-        "version": 5,  # raised if a key changes its meaning or goes
+        "version": 6,  # raised if a key changes its meaning or goes
         "source": source.name,
         "samples": len(source),
         "batch": {key: {"dtype": str(each.dtype), "shape": each.shape} for key, each in source.spec.items()},
@@ -110,7 +93,6 @@ def examination(source: Source, given: LoaderOptions, seconds: float) -> dict[st
         "cores": cores(),
         "trials": trials,
         "chosen": chosen,
-        "warm": warm,
         "remote": remote and remote._asdict(),
         "advice": advice(source),
         "options": changed,
@@ -154,7 +136,7 @@ def best(trials: Sequence[Trial]) -> int:
     return trials.index(min(close, key=lambda trial: (trial.workers, -trial.samples_per_s)))
 
 
-def measured(loader: lit_async_data.AsyncLoader, seconds: float) -> Rate:
+def measured(loader: lit_async_data.AsyncLoader, seconds: float) -> Trial:
     """Take batches of a new loader as fast as they come, and close it.
 
     The first batch of each reader does not count, since the reader imports its decoders with it; nor does the one
@@ -162,7 +144,8 @@ def measured(loader: lit_async_data.AsyncLoader, seconds: float) -> Rate:
     """
     order = loader.order.deck.chunk_order
     least = min(order.length, GROUPS * order.width * order.rows) if order is not None else 0
-    workers = loader.footprint.workers
+    plan, options, source = loader.footprint, loader.options, loader.source
+    workers, whole = plan.workers, source.memory().cacheable / len(source)
     first = max(workers.threads, 1) + (workers.kind == "process")
     taken, since, now, before = 0, 0.0, 0.0, Work()
     with loader:
@@ -173,47 +156,26 @@ def measured(loader: lit_async_data.AsyncLoader, seconds: float) -> Rate:
                     break
             elif number == first:
                 before, since = loader.stats().read, time.perf_counter()
-        total, sample_bytes = loader.stats().read, max(loader.source.spec.nbytes, 1)
-    work, decoded, samples = total.minus(before), total.decoded, total.bytes // sample_bytes
-    share, each = work.decode_s / work.seconds if work.seconds else 0.0, decoded / max(samples, 1)
-    return Rate(taken / (now - since), work.read.mb_per_s, work.decode.mb_per_s, share, each)
+        total = loader.stats().read
+    work, samples = total.minus(before), max(total.bytes // max(source.spec.nbytes, 1), 1)
+    setting = str(options.shuffle), options.shuffle_chunks, workers.threads, workers.kind
+    decoded, share = total.decoded / samples / whole if whole else 1.0, work.decode_s / (work.seconds or 1.0)
+    return Trial(*setting, taken / (now - since), decoded, share, plan.budget.total)
 
 
 def text_of(report: dict[str, Any]) -> str:
-    how = f"{HOW_READ[report['reading']]} · {counted(report['cores'], 'core')}"
-    rows = [("shuffle", "workers", "samples/s", "decoded per sample", "memory", "")]
-    rows += [
-        (
-            f"chunk, {trial.shuffle_chunks}" if trial.shuffle == "chunk" else trial.shuffle,
-            f"{trial.workers} ({trial.worker_kind})" if trial.workers else "the loop reads",
-            _rounded(trial.samples_per_s),
-            f"{trial.amplification:.1f}",
-            readable(trial.memory),
-            "use this" if number == report["chosen"] else "",
-        )
-        for number, trial in enumerate(report["trials"])
-    ]
+    place = "over the network" if report["remote"] else "from memory"
+    how = f"{HOW_READ[report['reading']]}, {place} · {counted(report['cores'], 'core')}"
+    rows = [("shuffle", "workers", "samples/s", "decoded per sample", "decoding", "memory", "")]
+    for number, trial in enumerate(report["trials"]):
+        shuffle = f"chunk, {trial.shuffle_chunks}" if trial.shuffle == "chunk" else trial.shuffle
+        workers = f"{trial.workers} ({trial.worker_kind})" if trial.workers else "the loop reads"
+        rate = float(f"{trial.samples_per_s:.3g}")  # measurements are no better
+        figures = f"{rate:,g}" if rate < 100 else f"{rate:,.0f}", f"{trial.amplification:.1f}", f"{trial.decoding:.0%}"
+        rows.append((shuffle, workers, *figures, readable(trial.memory), "use this" * (number == report["chosen"])))
     title = f"{report['source']}   {counted(report['samples'], 'sample')} · {shapes(report['batch'])} · {how}"
     lines = [title, "", *table(rows)]
-    place = "over the network" if report["remote"] else "from memory"
-    lines += section(f"Rates of this setting, {place}", [_rate(report["warm"])])
     lines += section("Network", report["advice"])
     lines += ["", "Use", *indented(report["python"].splitlines())]
     lines += indented([f"{report['command']} {report['override']}".rstrip()])
     return "\n".join([*lines, ""])
-
-
-def _rate(rate: Rate) -> str:
-    words = f"{_rounded(rate.samples_per_s)} samples/s"
-    if not rate.read_mb_per_s:
-        return f"{words}; nothing is read any more: readers copy from decoded chunks, which are kept"
-    words += f"; each reader {_rounded(rate.read_mb_per_s)} MB/s while reading"
-    if not rate.decode_mb_per_s:
-        return words
-    decoding = f"{_rounded(rate.decode_mb_per_s)} MB/s while decoding"
-    return f"{words}, {decoding}, which takes {100 * rate.decoding:.0f} % of its time"
-
-
-def _rounded(number: float) -> str:
-    """Three digits: measurements are no better."""
-    return f"{float(f'{number:.3g}'):,g}" if number < 100 else f"{int(float(f'{number:.3g}')):,}"

@@ -21,7 +21,7 @@ from lit_async_data.sources.files.files import Files
 from lit_async_data.sources.files.transport import Started
 from lit_async_data.sources.hdf5.schema.field import chosen_files
 from lit_async_data.sources.manifest.columns import kind_of_path
-from lit_async_data.tools.call import ACCESS, access, add_source_arguments
+from lit_async_data.tools.call import ACCESS, add_source_arguments, given_options
 from lit_async_data.tools.terminal import progress_bar
 
 SMALL = ("image", "npy")  # kinds of files that come whole
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    since, files, done = time.monotonic(), Files(**access(arguments)), 0
+    since, files, done = time.monotonic(), Files(**given_options(arguments, ACCESS)), 0
     if files.folder is None:
         raise ConfigError("missing; name the folder to fill", "cache")
     with closing(files), progress_bar(sys.stderr) as progress:

@@ -13,12 +13,10 @@ import itertools
 import math
 import os
 import sys
-import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -81,9 +79,9 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def report(packed: Packed, path: str) -> str:
-    plan, took = packed.plan, timedelta(seconds=round(packed.seconds))
-    sizes = f"{readable(packed.nbytes)} ({readable(packed.decoded)} decoded)"
-    lines = [f"{path}: {packed.samples:,} samples, {sizes}, every value compared, in {took}"]
+    plan, decoded = packed.plan, sum(math.prod(each.shape) * each.dtype.itemsize for each in packed.plan.fields)
+    sizes = f"{readable(os.path.getsize(local_path(path)))} ({readable(packed.samples * decoded)} decoded)"
+    lines = [f"{path}: {packed.samples:,} samples, {sizes}, every value compared"]
     width = max(len(field.key) for field in plan.fields)
     for field in plan.fields:
         shape = f" {field.shape}" if field.shape else ""
@@ -93,20 +91,12 @@ def report(packed: Packed, path: str) -> str:
         lines.append(f"  {field.key:<{width}}  {field.dtype}{shape}{classes}; {how}")
     fields = {field.key: field.given(unpacked=bool(field.packing)) for field in plan.fields}
     program = Call("HDF5Source", path, fields, plan.source_options).python()
-    if packed.parts > 1 and not plan.sections[0][0]:
-        ends = 'groups="origin/part" splits by them; with --keep-parts, windows do not cross them'
-        lines.append(f"  The {packed.parts:,} parts of the input lie end to end: {ends}")
     return "\n".join([*lines, "Read it with", *(f"  {line}" for line in program.splitlines()), ""])
 
 
-@dataclasses.dataclass(frozen=True)
-class Packed:
+class Packed(NamedTuple):
     samples: int
-    nbytes: int
-    decoded: int  # bytes of its samples
     plan: Plan
-    seconds: float
-    parts: int  # files, and groups in them, of the input
 
 
 def pack(
@@ -134,7 +124,6 @@ def pack(
         ...     pack(source, folder + "/x.h5").samples
         5
     """
-    started = time.monotonic()
     if is_address(str(out)):
         raise ConfigError(f"{out}: pack writes files of this machine; pack into one, and copy it there", "output")
     path = local_path(out)
@@ -142,26 +131,21 @@ def pack(
     _check_names(source, columns)
     _check_output(source, path, force=force)
     plan = planned(source, codec, chunk, keep_parts=keep_parts)
-    release = source.reserve(INPUT_CHUNKS, 0)
     try:
         with h5py.File(part, "x", libver=("earliest", "v110")) as file:  # for old programs, too
             _Writer(file, source, plan, columns).write_all(progress)
         with open(part, "rb+", buffering=0) as written:
             os.fsync(written.fileno())
         _compare(source, plan, part, columns, progress)
-        nbytes = os.path.getsize(part)
         _check_output(source, path, force=force)
         os.replace(part, path)
     except (OSError, RuntimeError) as error:
         advice = "check that you may write there, and that the disk works and has space, and run the same again"
         raise SourceError(f"{path}: cannot be written: {error}; {advice}", file=path) from error
     finally:
-        release()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(part)
-    return Packed(
-        len(source), nbytes, source.spec.nbytes * len(source), plan, time.monotonic() - started, len(source.parts)
-    )
+    return Packed(len(source), plan)
 
 
 def _check_names(source: Source, columns: Sequence[str]) -> None:

@@ -88,7 +88,9 @@ def in_threads(
     total = sample_bytes * len(source)
     progress(step, 0, total)
     waiting: collections.deque[tuple[Piece, Future[_T]] | None] = collections.deque()
-    with ThreadPoolExecutor(threads, f"lit_async_data {step}") as pool:
+    with contextlib.ExitStack() as held:
+        held.callback(source.reserve(INPUT_CHUNKS, 0))
+        pool = held.enter_context(ThreadPoolExecutor(threads, f"lit_async_data {step}"))
         for piece in itertools.chain(pieces, itertools.repeat(None, AHEAD * threads)):
             waiting.append((piece, pool.submit(work, piece)) if piece is not None else None)
             if len(waiting) > AHEAD * threads and (first := waiting.popleft()):

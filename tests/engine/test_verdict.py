@@ -348,7 +348,7 @@ def test_who_packs_decodes_no_sample_in_vain(h5, tmp_path, monkeypatch):
             assert sum(len(x) for (x,) in loader) == 256
             return loader.stats().stages.decode.bytes
 
-    assert decoded(lad.HDF5Source(out, ["x"])) == values.nbytes
+    assert decoded(lad.HDF5Source(out, ["x"])) < 1.2 * values.nbytes  # some of the next epoch, which is read ahead
     assert decoded(source) > 8 * values.nbytes
 
 

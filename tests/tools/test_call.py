@@ -25,7 +25,8 @@ def test_words_become_fields_and_options():
     typed = ["--fields", "x=images", "labels", "age=scan@age", "--layout", "x=NHWC", "--group", "run_*"]
     fields = {"x": "images", "labels": "labels", "age": {"name": "scan", "attr": "age"}}
     assert call_of(["a.h5"], *typed) == Call("HDF5Source", "a.h5", fields, {"layout": {"x": "NHWC"}, "group": "run_*"})
-    for typed, on in ((["file"], "file"), (["scan=file"], {"scan": "file"})):
+    of_groups = {"id": {"name": "", "attr": "patient"}}
+    for typed, on in ((["file"], "file"), (["scan=file"], {"scan": "file"}), (["id=@patient"], of_groups)):
         assert call_of(["a.h5"], "--table", "t.csv", "--on", *typed).options == {"table": "t.csv", "on": on}
         assert call_of(["a.h5", "t.csv"], "--on", *typed) == Call(
             "HDF5Source", "a.h5", {}, {"table": "t.csv", "on": on}

@@ -153,3 +153,18 @@ def test_cells_without_a_type_are_listed(fields, capsys):
     for source in printed_sources(capsys.readouterr().out):
         assert len(source) == 13
         assert set(source.column("y").tolist()) == {0, 1}
+
+
+def test_rows_of_a_table_that_null_drop_leaves_out_are_listed(capsys):
+    table({7: "missing", 9: ""})
+    lines = Path("birds.csv").read_text().splitlines()
+    Path("birds.csv").write_text("\n".join([*lines[:4], lines[4].removesuffix("1"), *lines[5:]]))
+    bad = checked("birds.csv")
+    named = [(each["row"], each["path"]) for each in bad]
+    assert named == [("7", os.path.abspath("photos/7.png")), ("3", ""), ("9", "")]
+    assert "column 'label': no value; null: drop leaves the row out" in bad[1]["cause"]
+    assert "column 'path': no value" in bad[2]["cause"]
+    text = capsys.readouterr().out
+    assert text.startswith("3 of 20 samples")
+    for source in printed_sources(text):
+        assert [place.row for place in source.locate(range(len(source)))] == sorted({*range(20)} - {3, 7, 9})

@@ -120,6 +120,7 @@ def test_several_files_are_parts_of_one_source_by_a_pattern_that_matches_only_th
     check(listed)
 
 
+PNG = np.frombuffer(examples.stored(Image.new("RGB", (9, 8)), "PNG"), "u1")
 NAMED = {f"img_{n}": np.zeros((8, 9, 3), "u1") for n in range(10)}
 MOLECULES = {f"mol_{n}/pos": np.zeros((20 + n, 3)) for n in range(3)} | {f"mol_{n}/target": float(n) for n in range(3)}
 OPAQUE = {f"s{n}/{k}": np.arange(9) if k == "y" else np.void(examples.JPEG.tobytes()) for n in (1, 2) for k in "ay"}
@@ -163,6 +164,8 @@ MEANT = [
     (lambda path: examples.one_each(path, "a/{}.x", "labels/{}"), '{"x": "a/*.x", "y": "labels/*"}, sam', "", ""),
     (UNLABELLED, '{"x": "a/*.x", "y": "labels/*"}, sam', "", ""),
     ({f"s{n}/{k}": n if k == "y" else examples.JPEG for n in (1, 2) for k in "ay"}, '"y": "y"}, g', "BGR", ""),
+    ({f"s{n}/a": examples.JPEG for n in (1, 2)}, '"image_size": [8, 9]}}, group="s*", sample="group")', "BGR", ""),
+    ({f"a/{n}": (examples.JPEG, PNG)[n % 2] for n in range(4)}, '"name": "a", "decode": "image"', "4 datasets", ""),
     (OPAQUE, '"image_size": [8, 9]}}, group="s*", sample="group")', "BGR", ""),
     (
         lambda path: examples.one_each(path, "a/{}", None, values=examples.JPEG),
@@ -176,6 +179,7 @@ MEANT = [
     ({"cube": np.zeros((80, 80, 50), "u2"), "gt": np.zeros((80, 80), "u1")}, None, "(80, 80, 50) may be one", ""),
     ({"x": np.zeros((0, 8)), "a/b": "text"}, None, "no dataset looks like samples", ""),
     ({"image": np.zeros((32, 32, 3), "u1")}, None, "image of shape (32, 32, 3) may be one sample: ", ""),
+    ({"run_info/y": COUNT, **{f"run_{n}/x": np.zeros((9, 4)) for n in (1, 2)}}, 'group="run_[0-9]*"', "", ""),
     ({"events/table": np.zeros(9, [("energy", "f4"), ("class", "i4")])}, None, "no dataset looks like samples", ""),
 ]
 
@@ -213,23 +217,6 @@ def test_one_file_per_sample_is_no_file_of_rows():
     assert only(hdf5_report(["*.h5"])).call.python().endswith('{"x": "image", "y": "label"}, sample="group")')
 
 
-def test_groups_of_one_image_each_are_samples():
-    examples.jpegs("all.h5")
-    with h5py.File("all.h5") as every, h5py.File("x.h5", "w") as file:
-        for number in range(3):
-            every.copy(f"separate/{number}", file.create_group(f"s{number}"), "a")
-    suggestion = only(hdf5_report(["x.h5"]))
-    assert suggestion.call.options == {"group": "s*", "sample": "group"}
-    check(suggestion)
-
-
-def test_a_group_of_images_may_hold_several_formats():
-    pixels = Image.new("RGB", (12, 10))
-    stored = [examples.stored(pixels, name) for name in ("JPEG", "PNG") * 2]
-    examples.datasets("x.h5", {f"images/{n}": np.frombuffer(each, "u1") for n, each in enumerate(stored)})
-    assert only(hdf5_report(["x.h5"])).samples == 4
-
-
 @pytest.mark.parametrize("name", ["text", "opaque", "variable", "padded", "separate", "joined"])
 def test_encoded_images_are_decoded_by_what_is_suggested(name):
     examples.jpegs("all.h5")
@@ -264,7 +251,6 @@ def test_a_table_of_images(folder, suffix, sizes):
     assert '{"x": "path", "y": "species"}' in suggestion.call.python()
     assert 'id="id"' in suggestion.call.python()
     assert ("image_size=224" in suggestion.call.python()) == (sizes > 1)
-    assert ('split(source, by="split") has the sides that it names' in suggestion.notes) == (sizes > 1)
     check(suggestion)
 
 
@@ -303,6 +289,7 @@ def test_absolute_paths_start_from_the_root_of_the_file_system(folder, table):
 TABLES = [
     ("0.png,1\n1.png,0\n", None, "the first line looks like data (0.png)"),
     ("path,label,row\nx.h5,0,0\nx.h5,1,1\nx.h5,0,2\n", '{"name": "path", "dataset": "images"', ""),
+    ("path,label,row,dataset\nx.h5,0,0,age\nx.h5,1,1,age\nx.h5,0,2,age\n", '{"x": "path", "y": "label"}', ""),
     ("path,label\na.png,0\n,1\na.png,1\n", '{"name": "path", "null": "drop"}, "y": "label"', ""),
     ("a,tags\n" + "1,\n2,c\n3,b\n4,c\n", '{"name": "tags", "null": "drop"}', ""),
     ("id,a,b,target,when\n" + "1,1,.5,1,x\n2,2,1,0,x\n3,3,2,1,x\n", '{"x": ["a", "b"], "y": "target"}', ""),
@@ -398,6 +385,13 @@ def packed():
     assert main(["pack", *files, "--fields", "x=image", "--columns", "patient", "-o", "study.h5"]) == 0
 
 
+def attributes():
+    groups()
+    with h5py.File("study.h5", "a") as file:
+        for number, group in enumerate(file["eeg"].values()):
+            group.attrs["patient"] = 70 + number
+
+
 RATS, IDS = [f"rat_{n}" for n in range(5)], np.arange(70, 74)
 OF_ROWS = np.repeat(IDS, 5).reshape(4, 5)
 # What is written, the names of the files, a column, its values, and what `on` says of them.
@@ -416,6 +410,8 @@ JOINED = [
     (lambda: scans(subject=OF_ROWS.astype("S")), "scan_*.h5", "PatientID", [*IDS, *range(40)], "subject"),
     (lambda: scans(**{"meta/patient": OF_ROWS}), "scan_*.h5", "patient", IDS, "meta/patient"),
     (matlab, "study.h5", "id", IDS, "subject"),
+    (attributes, "study.h5", "patient", IDS, {"attr": "patient"}),
+    (attributes, "study.h5", "patient", list(map(str, IDS)), {"attr": "patient"}),
     (packed, "study.h5", "patient", IDS, "patient"),
 ]
 
@@ -445,7 +441,6 @@ def test_the_column_of_a_table_that_names_files_groups_or_ids_gives_their_labels
 @pytest.mark.parametrize(
     ("column", "values"),
     [
-        ("patient", [f"{n:04}" for n in IDS]),  # ids are compared as text
         ("age", [30, 30, 41, 52]),  # one row for each is needed
         ("id", [70, 71, 72, None]),
         ("count", range(200)),  # most numbers are in it
@@ -462,6 +457,14 @@ def test_a_table_without_a_column_that_fits_is_named(column, values):
     assert f"image with label: no column of {table} names files or groups" in report.notes[0]
     assert "table" not in only(report).call.options
     assert check(only(report))["y"].tolist() == [0, 1, 2, 3]
+
+
+def test_ids_that_are_written_in_another_way_are_named():
+    scans(patient=OF_ROWS)
+    report = report_on(["scan_*.h5", tabled("patient", [f"{n:04}" for n in IDS])])
+    assert "table" not in only(report).call.options
+    assert "does not fit: " in report.notes[0]
+    assert "(ids are compared as text: 0012 is not 12)" in report.notes[0]
 
 
 def test_commands_refuse_a_table_that_does_not_fit(capsys):
@@ -487,7 +490,7 @@ def test_samples_without_a_row_are_left_out_and_the_first_is_named():
 def test_columns_that_fit_as_well_and_other_labels_are_named():
     for number in range(4):
         examples.datasets(f"{number}.h5", {"image": np.zeros((5, 8, 9), "u1")})
-    table = tabled("index", range(4), scan=[3, 2, 1, 0], sex=["m", "f", "m", "f"])
+    table = tabled("scan", range(4), index=[3, 2, 1, 0], sex=["m", "f", "m", "f"])
     suggestion = only(report_on(["?.h5", table]))
     assert suggestion.call.options["on"] == {"scan": "file"}
     assert f"index of {table} fits, too: check that scan is the column for on=" in suggestion.notes
@@ -506,6 +509,17 @@ def test_a_label_that_the_files_have_too_is_not_taken():
     report = report_on(["scan_*.h5", tabled("file", files, label=[1, 0, 1, 0], diagnosis=["auk", "owl", "jay", "kea"])])
     assert "on" not in only(report).call.options
     assert "'label' is a dataset, and a column of" in report.notes[0]
+
+
+def test_an_attribute_of_another_name_is_given_with_an_at_sign(capsys):
+    attributes()
+    table = tabled("id", IDS)
+    assert main(["inspect", "study.h5", "--table", table]) == 0
+    assert "else give on={COLUMN: DATASET}, or on={COLUMN: Field(attr=NAME)}" in capsys.readouterr().out
+    given = ["--group", "eeg/*", "--fields", "x=x", "score=score", "--on", "id=@patient"]
+    assert main(["pack", "study.h5", table, *given, "-o", "a.h5"]) == 0
+    with contextlib.closing(HDF5Source("a.h5", ["score"])) as packed:
+        assert packed.column("score")[::9].tolist() == [0, 0.5, 1, 1.5]
 
 
 @pytest.mark.parametrize("typed", [["patients.parquet"], ["--table", "patients.parquet"]])

@@ -1,14 +1,11 @@
 """What ``inspect`` suggests for episodes, volumes, events and masks, and for a table beside its folder of images."""
 
-import decimal
 from pathlib import Path
 
 import h5py
 import numpy as np
-import pyarrow as pa
 import pytest
 from PIL import Image
-from pyarrow import parquet
 from support.files import examples
 from support.lines import check, only, sides
 
@@ -46,6 +43,12 @@ def test_episodes_end_to_end_are_kept_whole(divided, episodes):
 def test_datasets_that_divide_no_rows_are_left_out(divided):
     examples.datasets("play.h5", ROWS | divided)
     assert only(hdf5_report(["play.h5"])).call.options == {}
+
+
+def test_groups_that_are_episodes_are_not_divided():
+    steps = ROWS | {"dones": LAST}
+    examples.datasets("demos.h5", {f"demo_{n}/{name}": values for n in range(3) for name, values in steps.items()})
+    assert only(hdf5_report(["demos.h5"])).call.options == {"group": "demo_*"}
 
 
 def test_an_observation_more_than_actions_is_an_edge(capsys):
@@ -88,13 +91,6 @@ def test_volumes_of_several_sizes_are_read_as_patches(where, channels, mask):
     parts = "group" if "group" in suggestion.call.options else "file"
     assert any(f'groups="{parts}"' in note for note in suggestion.notes)
     check(suggestion)
-
-
-def test_slices_of_one_size_stay_samples_unless_a_name_says_volume():
-    for name, fields in (("stack", "stack"), ("volume", {"name": "volume", "patch": [9, 16, 20]})):
-        for number in range(3):
-            examples.datasets(f"{name}_{number}.h5", {name: np.zeros((9 + number, 16, 20), "f4")})
-        assert only(hdf5_report([f"{name}_*.h5"])).call.fields["x"] == fields
 
 
 def test_a_table_beside_volumes_joins_its_labels_to_masks():
@@ -149,9 +145,10 @@ def test_windows_begin_at_events(onset, last, rate):
 
 def test_a_compound_table_of_events_has_windows_and_times_need_a_rate():
     table = np.array([(100, 1), (900, 0)], [("onset", "i8"), ("type", "i8")])
-    examples.datasets("eeg.h5", {"wave": np.zeros(5000, "f4"), "events": table})
+    examples.datasets("eeg.h5", {"wave": np.zeros(5000, "f4"), "times": np.arange(5000) / 250, "events": table})
     suggestion = only(hdf5_report(["eeg.h5"]))
     assert suggestion.call.options == {"rows": "events.onset"}
+    assert suggestion.call.fields["x"] == {"name": "wave", "window": [0, 256]}
     assert check(suggestion)["y"].tolist() == [1, 0]
     table = table.astype([("onset", "f8"), ("type", "i8")])
     examples.datasets("times.h5", {"eeg": np.zeros((5000, 2), "f4"), "events": table})
@@ -200,15 +197,15 @@ def test_the_folder_beside_a_table_is_found_and_other_labels_are_named():
 
 @pytest.mark.usefixtures("birds")
 def test_commands_take_the_folder_that_is_given(capsys):
-    Path("photos").rename("elsewhere"), Path("a").mkdir(), Path("a/photos").mkdir()
-    Path("elsewhere").rename("a/photos/big")
+    Path("a").mkdir()
+    Path("photos").rename("a/photos")
     report = table_report("birds.csv")
     assert not report.suggestions
     assert report.notes[-1] == "--root FOLDER, or root=, says where the paths begin"
-    root = ["birds.csv", "--root", "a/photos/big"]
+    root = ["birds.csv", "--root", "a/photos"]
     for words in (["inspect"], ["inspect", "--check-all"], ["doctor", "--seconds", "0.05"]):
         assert main([*words, *root]) == 0
-    assert 'root="a/photos/big"' in capsys.readouterr().out
+    assert 'root="a/photos"' in capsys.readouterr().out
     check(only(report_on(root[:1], root=root[2])))
     examples.images("x.h5", 8)
     assert main(["inspect", "x.h5", "--root", "a"]) == 2
@@ -224,19 +221,37 @@ def test_two_folders_that_hold_the_paths_are_named():
     assert report.notes[-1].endswith("begin, such as more or photos")
 
 
+def test_the_dataset_of_files_in_the_folder_beside_a_table_is_found():
+    Path("sessions").mkdir()
+    examples.datasets("sessions/a.h5", {"images": np.zeros((40, 8, 7, 3), "u1"), "n": np.arange(40)})
+    Path("t.csv").write_text("path,row,label\n" + "".join(f"a.h5,{n},{'ab'[n % 2]}\n" for n in range(40)))
+    suggestion = only(table_report("t.csv"))
+    assert suggestion.call.options == {"root": "sessions"}
+    assert suggestion.call.fields["x"] == {"name": "path", "dataset": "images", "layout": "NHWC"}
+    check(suggestion)
+    assert main(["pack", "sessions/a.h5", "--fields", "picture=images", "-o", "a.h5"]) == 0
+    Path("sessions/a.h5").unlink()
+    report = table_report("t.csv")  # of a file whose fields have the names of datasets
+    assert not report.suggestions
+    assert "has no dataset 'data'" in report.notes[0]
+
+
 @pytest.mark.usefixtures("birds")
-def test_paths_in_one_cell_are_separated():
-    Path("t.csv").write_text("views,label\n" + "photos/0.png;photos/1.png,a\nphotos/2.png,b\n" * 20)
+@pytest.mark.parametrize("first", ["photos/0.png;photos/1.png", "photos/0.png"])
+def test_paths_in_one_cell_are_separated(first):
+    Path("t.csv").write_text(f"views,label\n{first},a\n" + "photos/2.png,b\nphotos/3.png;photos/4.png,a\n" * 20)
     suggestion = only(table_report("t.csv"))
     assert suggestion.call.fields == {"x": {"name": "views", "separator": ";"}, "y": "label"}
     assert suggestion.batch["x"]["shape"] == (2, 3, 9, 8)
     check(suggestion)
+    assert main(["inspect", "t.csv", "--check-all"]) == 0
 
 
-def test_decimals_are_shown_as_stored():
-    values = pa.array([decimal.Decimal("1.25")] * 3, pa.decimal128(9, 2))
-    parquet.write_table(pa.table({"price": values, "n": [1, 2, 3]}), "t.parquet")
-    assert [each.type for each in table_report("t.parquet").columns] == ["decimal128(9, 2)", "int64"]
+def test_samples_all_over_a_table_are_looked_at():
+    for number in range(80):
+        Image.new("RGB", (8, 9 if number < 79 else 10)).save(f"{number}.png")
+    Path("t.csv").write_text("path,label\n" + "".join(f"{n}.png,{'ab'[n % 2]}\n" for n in range(80)))
+    assert only(table_report("t.csv")).call.options == {"image_size": 224}
 
 
 @pytest.mark.parametrize("rows", [4, 3])

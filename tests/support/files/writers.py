@@ -29,7 +29,6 @@ def texts(letter, count, distinct):
 LOOM = {"matrix": ROWS, "row_attrs/Gene": texts("g", 30, 30), "col_attrs/CellID": texts("c", 20, 20)}
 CELLS = {"X": ROWS, "obs/class": np.arange(30) % 3, "var/class": np.arange(20), "varm/PCs": np.zeros((20, 900))}
 NEXUS = {"entry__NX_class": "NXentry", "entry__data__NX_class": "NXdata", "entry__data__signal": "counts"}
-OLD_NEXUS = {"entry__data__NX_class": "NXdata", "entry__data__counts__signal": 1}
 SCAN = {"entry/data/counts": STACK, "entry/data/y": np.arange(16.0), "entry/data/errors": STACK.astype("f8")}
 KERAS = {"layers/dense/vars/0": ROWS, "layers/dense/vars/1": np.zeros(20), "optimizer/vars/0": np.zeros((40, 8))}
 VIEWER = {f"t0000{t}/s00/{level}/cells": STACK[:, :: level + 1] for t in (0, 1) for level in (0, 1)}
@@ -71,9 +70,6 @@ LAYOUTS = [
     ({name: CELLS[name] for name in ("obs/class", "var/class", "varm/PCs")}, None, "no dataset looks", ""),
     (written(SCAN, **NEXUS, entry__data__axes=["time", "y", "."]), '{"x": "entry/data/counts"}', "", "errors"),
     (written(SCAN, **NEXUS, entry__data__axes=["y", "time", "."]), None, "no dataset looks", ""),
-    (written(SCAN, **OLD_NEXUS, entry__data__counts__axes="[time:y:x]"), '{"x": "entry/data/counts"}', "", "errors"),
-    (written(SCAN, **OLD_NEXUS, entry__data__counts__axes="y:time:x"), None, "no dataset looks", ""),
-    (written({**SCAN, "entry/data/counts": ROWS}, **NEXUS, entry__data__axes=["mr", "energy"]), None, "no dataset", ""),
     (KERAS, None, "no dataset looks", ""),
     (written({"d/d/kernel:0": ROWS, "d/d/x": ROWS}, d__weight_names=["d/kernel:0"]), None, "no dat", ""),
     ({"conv1.weight": np.zeros((64, 3, 7, 7)), "conv1.bias": np.zeros((64, 1, 2))}, None, "no dataset looks", ""),
