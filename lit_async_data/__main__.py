@@ -29,8 +29,11 @@ def main(given: Sequence[str] | None = None) -> int:
     try:
         status = arguments.run(arguments)
         sys.stdout.flush()
-    except (AsyncDataError, MemoryError) as error:
-        return _ended(str(error) or "there is not enough memory; raise the limit (ulimit -v), or end other programs")
+    except AsyncDataError as error:
+        return _ended(str(error))
+    except MemoryError as error:
+        said = f" ({error})" * bool(str(error))
+        return _ended(f"there is not enough memory{said}; raise the limit (ulimit -v), or end other programs")
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130

@@ -38,6 +38,8 @@ INSTEAD = {
     "batch_sampler": "use batch_size, shuffle and drop_last, and batch_by for samples of like length",
     "collate_fn": "leave it out: samples are written straight into the batch, which batch_transform can change",
     "multiprocessing_context": "use worker_kind",
+    "pin_memory_device": "leave it out: the loader knows its device",
+    "in_order": "leave it out: the order is always kept",
     "worker_init_fn": "leave it out: transforms get their random numbers as rng",
     "dataset": "give the source to the loader itself",
 }
@@ -69,7 +71,8 @@ def explains_names(*elsewhere: Mapping[str, str], **required: str) -> Callable[[
                     raise ConfigError(f"missing; {what}", name)
             if len(args) - is_class > len(known) - len(by_name):
                 takes = "further arguments by name: " + ", ".join(by_name[:5]) + ", …" * (len(by_name) > 5)
-                takes = takes if by_name else f"only {', '.join(known)}, not {len(args) - is_class} arguments"
+                one = "[…]" if "Sequence" in str(parameters[0].annotation) else "…"
+                takes = takes if by_name else f"only one argument, as in {kind.__name__}({one})"
                 raise ConfigError(f"{kind.__name__} takes {takes}")
             made = called(*args, **options)
             if is_open and type(args[0]) is kind:

@@ -297,10 +297,11 @@ class HookCalls:
         """Put what `of_samples` makes into these rows of ``out``, or the first ones."""
         assert self.sample is not None
         targets = [(key, array, array.shape[1:], array.dtype) for key, array in out.items()]
-        plain, places = np.ndarray, range(len(keyed.samples))
+        plain, places, keys = np.ndarray, range(len(keyed.samples)), out.keys()
         for place, row, made in zip(places, rows or places, self.of_samples(keyed, values), strict=True):
             try:
-                check_keys(made, out)
+                if made.keys() != keys:
+                    check_keys(made, out)
                 for key, array, shape, dtype in targets:
                     value = made[key]
                     if value.__class__ is not plain or value.shape != shape or value.dtype != dtype:

@@ -429,11 +429,12 @@ class AsyncDataModule(pl.LightningDataModule):
 
     def _loaders_of(self, stage: Stage, *, described: bool = False) -> list[AsyncLoader]:
         """New loaders; or those of `describe`, if they fit, since building a loader may read all labels."""
-        options, sources = self._options_of(stage), tuple(self.sources[stage])
-        wanted = self.trainer, options, sources
+        options, sources, trainer = self._options_of(stage), tuple(self.sources[stage]), self.trainer
+        rank = trainer and (trainer.global_rank, trainer.world_size, trainer.num_devices, trainer.strategy.root_device)
+        wanted = trainer, rank, options, sources  # a strategy that forks gives the same Trainer another rank
         known, loaders = self._described.pop(stage, (None, []))
         if known != wanted:
-            build = functools.partial(self._build_loader, trainer=self.trainer)
+            build = functools.partial(self._build_loader, trainer=trainer)
             loaders = [build(source, options, stage, number) for number, source in enumerate(sources)]
         for loader in loaders:
             if self._seed is not None:

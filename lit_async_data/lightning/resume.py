@@ -76,8 +76,10 @@ def _steps_of_one_among_several(
 
 def reopen_epoch(checkpoint: Mapping[str, Any]) -> None:
     """Make a resumed run train the rest of a cut epoch, if the checkpoint has a place in the data."""
-    state = checkpoint.get("loops", {}).get("fit_loop")
-    if state and (state["state_dict"].get("combined_loader") or any(checkpoint.get(ORDERS, ()))):
+    state = checkpoint.get("loops", {}).get("fit_loop", {})
+    if not (state.get("epoch_progress") and state.get("epoch_loop.batch_progress")):
+        return  # of another program
+    if state.get("state_dict", {}).get("combined_loader") or any(checkpoint.get(ORDERS, ())):
         loops.reopen_epoch(state)
 
 

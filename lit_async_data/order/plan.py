@@ -117,7 +117,8 @@ class EpochPlan:
         A last step of m < W samples would give some ranks an empty batch. So it is joined to the step before, and the
         two are split again: ⌈B/2⌉ samples per rank in the first, the rest in the second. With B = 1 they stay one step.
         """
-        if not 0 <= step < (steps := len(self)):
+        steps = len(self)
+        if not 0 <= step < steps:
             raise IndexError(f"step {step} of {steps}")
         return self._begin(step, steps), self._begin(step + 1, steps)
 
@@ -143,6 +144,8 @@ class EpochPlan:
         """The position after the first steps, over all ranks; after all steps, the end of the epoch."""
         if steps == (every := len(self)):
             return self.length
+        if not 0 <= steps < every:
+            raise IndexError(f"step {steps} of {every}")
         return self.start + self._begin(steps, every) * self.world_size
 
     def steps_to(self, position: int) -> int:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from support.lightning.datamodules import dm_of, source
-from support.lightning.trainer import NO_STAGES, Learning, trainer
+from support.lightning.trainer import NO_STAGES, Learning, pl, trainer
 from support.sources.reader_sources import Damaged
 
 from lit_async_data import AsyncDataModule, AsyncLoader, Balanced, HDF5Source
@@ -77,6 +77,18 @@ def test_a_described_loader_that_no_longer_fits_is_built_anew(change):
     loader = dm.train_dataloader()
     next(loader)
     assert len(loader) == {"batch_size": 50, "source": 5, "close": 100}[change]
+    dm.close()
+
+
+def test_a_described_loader_is_built_anew_in_a_process_of_another_rank(monkeypatch):
+    """As in a strategy that forks: its processes have the Trainer that `describe` has seen."""
+    _, dm = balanced()
+    dm.trainer = trainer()
+    dm.describe()
+    for name, value in (("global_rank", 1), ("world_size", 2)):
+        monkeypatch.setattr(pl.Trainer, name, property(lambda _, value=value: value))
+    loader = dm.train_dataloader()
+    assert (loader.order.rank, loader.order.world_size) == (1, 2)
     dm.close()
 
 

@@ -36,6 +36,7 @@ class Quarantine:
             raise ConfigError(f"{self.path}: {why}", "quarantine")
         self.known: set[int] = set()  # the numbers of the samples that are bad in all epochs
         self._listed: set[int] = set()
+        self._writes = True
         # Of the current pass: the epoch, bad samples by number, and batches that were read around them by step.
         self._epoch = -1
         self._bad: dict[int, BadSample] = {}
@@ -76,7 +77,7 @@ class Quarantine:
     def tell(self) -> None:
         """Warn of the bad samples of a pass, once, when it ends or is given up."""
         if self._bad and self._epoch >= 0:
-            listed = "" if self.path is None else f"; {self.path} lists them"
+            listed = "" if self.path is None or not self._writes else f"; {self.path} lists them"
             log.warning(
                 "epoch %d of %s was read around %s%s", self._epoch, self._source.name, self._described(), listed
             )
@@ -90,7 +91,7 @@ class Quarantine:
         self.known.update(each.sample for each in bad if each.lasting)
         new = {each.sample: each for each in bad if each.sample not in self._listed}
         self._listed.update(new)
-        if not new or self.path is None:
+        if not new or self.path is None or not self._writes:
             return
         numbers = self._source.ids(np.array(list(new), np.int64)).tolist()
         rows = [bad_sample(self._source, at, each.error) for at, each in zip(numbers, new.values(), strict=True)]
@@ -105,7 +106,7 @@ class Quarantine:
                 file.writelines(line for line in lines if line not in there)
         except OSError as error:
             log.warning("quarantine: %s cannot be written: %s; bad samples are only counted", self.path, error.strerror)
-            self.path = None
+            self._writes = False
 
 
 class Done(NamedTuple):

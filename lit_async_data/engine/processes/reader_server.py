@@ -34,6 +34,9 @@ from lit_async_data.order.plan import BatchIndex, KeyedSamples
 from lit_async_data.sources.contract.stage_clock import CLOCK
 from lit_async_data.system import POLL_S
 
+# Types of the attributes of a log record that are sent; others may not be known elsewhere.
+_PLAIN = str, int, float, bool, type(None), list
+
 
 class LogToParent(logging.Handler):
     def __init__(self, reports: Reports) -> None:
@@ -42,7 +45,7 @@ class LogToParent(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            plain = {name: value for name, value in vars(record).items() if type(value) in (str, int, float)}
+            plain = {name: value for name, value in vars(record).items() if type(value) in _PLAIN}
             plain |= {"msg": record.getMessage(), "exc_text": None}
             if record.exc_info:
                 plain["msg"] += "\n" + logging.Formatter().formatException(record.exc_info)

@@ -261,10 +261,12 @@ class SharedSlots:
         return self._tried[process % len(self._tried) :][:1]
 
     def condemn(self, process: int) -> bool:
-        """Note the sample with which a process ended as deadly; False if it tried none."""
-        sample = self.tried(process)[0]
-        self.deadly[np.count_nonzero(self.deadly)] = sample
-        return bool(sample)
+        """Note the sample with which a process ended as deadly; False if it tried none, or there are too many."""
+        sample, count = self.tried(process)[0], np.count_nonzero(self.deadly)
+        if not sample or count == len(self.deadly):
+            return False
+        self.deadly[count] = sample
+        return True
 
     def slot(self, number: int) -> Bytes:
         if number >= len(self._slots):
