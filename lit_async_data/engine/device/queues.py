@@ -277,6 +277,7 @@ class StreamQueue(InlineQueue):
         # Batches whose host memory side may still read, in the order of the copies.
         self.copying: collections.deque[HostBatch] = collections.deque()
         self._most = math.inf  # the most batches ahead for which the device has memory, as far as known
+        self._told = False  # whether a warning has named objects that hide their memory
 
     @property
     def ready(self) -> int:  # type: ignore[override]
@@ -482,10 +483,11 @@ class StreamQueue(InlineQueue):
             if not ticket.moved:
                 return batch
         hidden = note_all(of_side, lambda value: self.streams.record_stream(value, compute))
-        if hidden is not None and self not in UNNOTED:
+        if hidden is not None:
             UNNOTED.add(self)
-            name = hidden.__name__
-            log.warning("no tensor is found in %s: transforms wait for steps, unless it has record_stream", name)
+            what = "no tensor is found in %s: transforms wait for steps, unless it has record_stream"
+            log.log(logging.DEBUG if self._told else logging.WARNING, what, hidden.__name__)
+            self._told = True
         return batch
 
     def _cloned(self, tensor: torch.Tensor) -> torch.Tensor:
