@@ -492,7 +492,7 @@ def _checked_shares(fields: Mapping[str, Field], patches_per_volume: Any, given:
         raise ConfigError(f"{given!r} {what}", "foreground")
     pairs: Any = shares.items() if isinstance(shares, Mapping) else ()
     fits = (isinstance(each, Integral) and isinstance(share, Real) and float(share) > 0 for each, share in pairs)
-    if not pairs or not all(fits) or sum(dict(pairs).values()) > 1:
+    if not pairs or any(share is True for _, share in pairs) or not all(fits) or sum(dict(pairs).values()) > 1:
         what = f"{shares!r} are not shares above 0 of class numbers, together at most 1, such as {{1: 0.33}}"
         raise ConfigError(what, f"foreground.{key}")
     return {key: {int(each): float(share) for each, share in pairs}}

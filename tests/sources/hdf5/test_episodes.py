@@ -98,6 +98,15 @@ def test_episodes_end_to_end_are_read_as_groups_are(path, layout, fields, stride
     ]
 
 
+@pytest.mark.parametrize(
+    "given", [["id"], {"ids": ("id",)}, {"ends": ["end"]}, {"lengths": ["n"]}, {"starts": "begin", "lengths": ["n"]}]
+)
+def test_a_list_of_one_name_is_that_name(h5, given):
+    path = h5(x=np.arange(6), id=[4, 4, 4, 4, 2, 2], end=[4, 6], n=[4, 2], begin=[0, 4])
+    source = HDF5Source(path, {"x": Field("x", window=(0, 2))}, episodes=given)
+    assert read(source, np.arange(4))["x"].tolist() == [[0, 1], [1, 2], [2, 3], [4, 5]]
+
+
 def test_images_are_repeated_only_within_their_episode(tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("jpg", (6,), h5py.vlen_dtype(np.uint8))[:] = [
@@ -168,7 +177,7 @@ def test_rows_that_begin_no_window_and_episodes_that_are_too_short_are_said(h5):
         ({"ends": "/"}, ConfigError, ["episodes: {'ends': '/'} is neither"]),
         ("", ConfigError, ["episodes: '' is neither"]),
         *(
-            (rule, FormatError, ["none: holds no value for 12 rows; leave it out"])
+            (rule, FormatError, ["none: holds no episode for 12 rows; write their bounds, or leave the file out"])
             for rule in ({"ends": "none"}, {"lengths": "none"}, {"starts": "none", "lengths": "none"})
         ),
         (3, ConfigError, ["episodes: 3 is neither"]),

@@ -26,6 +26,18 @@ def path(tmp_path_factory):
     return path
 
 
+def test_a_tolerance_may_be_as_good_as_none(h5):
+    path = h5(x=np.arange(3), t=[0.0, 1e3, 1e6])
+    source = HDF5Source(path, {"x": Field("x", offsets=[-4e3, 0], time="t", tolerance=1e30)})
+    assert read(source, np.arange(3))["x"].tolist() == [[0, 0], [0, 1], [2, 2]]
+
+
+def test_only_who_gives_no_times_is_told_that_seconds_need_them():
+    for wrong in ([], [0.0, float("nan")]):
+        with pytest.raises(ConfigError, match=r"such as \[-15, -5, 0\]$"):
+            Field("x", offsets=wrong, time="t")
+
+
 def found(times, wanted, direction, tolerance):
     """The row for a time, one by one, and whether it is close enough, but for a thousandth of an interval."""
     slack = np.median(np.diff(times)) / 1000
@@ -108,6 +120,7 @@ def test_a_part_without_a_sample_is_said(h5, caplog):
         ({"time": ""}, ConfigError, ["time: '' is not", "missing"][1:]),
         ({}, ConfigError, ["offsets: [-0.1, 0] is neither", "seconds need time=NAME"]),
         ({"time": "t", "offsets": [0, float("inf")]}, ConfigError, ["offsets: [0, inf] is neither"]),
+        ({"time": "t", "tolerance": float("inf")}, ConfigError, ["tolerance: inf is not a number of seconds"]),
         ({"time": "t", "tolerance": -1}, ConfigError, ["tolerance: -1 is not a number of seconds"]),
         ({"time": "t", "direction": "forward"}, ConfigError, ["direction: 'forward' is not one of nearest, backward"]),
         ({"offsets": [0], "direction": "backward"}, ConfigError, ["direction: needs time=NAME"]),

@@ -162,7 +162,8 @@ def columns_of(dataset: h5py.Dataset, *, usual: bool = True) -> Columns | None:
     overlaps[order[1:]] = offsets[order[1:]] < np.maximum.accumulate(ends[order])[:-1]
     impossible = {
         "is listed twice, or behind a later one": (np.diff(numbers, prepend=-1) <= 0) | (numbers >= chunks),
-        "begins in the head of the file": offsets <= 0,
+        "lies where no file reaches": offsets < 0,
+        "begins in the head of the file": offsets == 0,
         f"ends behind the {end} bytes of the file; was it truncated?": (ends > end) | (ends < offsets),
         f"has the wrong size: a chunk has {nbytes} bytes before its filters, which are "
         f"{', '.join(str(each.number) for each in filters) or 'none'}": ~_sizes_fit(filters, nbytes, sizes, masks),
@@ -171,7 +172,8 @@ def columns_of(dataset: h5py.Dataset, *, usual: bool = True) -> Columns | None:
     for problem, wrong in impossible.items():
         if wrong.any():
             at = int(wrong.argmax())
-            raise corrupt_error(dataset, corners[at], f"{problem} ({sizes[at]} bytes at byte {offsets[at]})")
+            place = f"{sizes[at]} bytes at byte {int(offsets[at]) % 2**64}"
+            raise corrupt_error(dataset, corners[at], f"{problem} ({place})")
     columns = Columns(np.full(chunks, -1, np.int64), np.zeros(chunks, np.uint32), np.zeros(chunks, np.uint32))
     columns.offsets[numbers], columns.sizes[numbers], columns.masks[numbers] = offsets, sizes, masks
     as_usual = (sizes < 2**32) & (offsets > file.userblock_size) & (masks < 1 << len(filters))
@@ -197,10 +199,10 @@ def corners_known(dataset: h5py.Dataset) -> bool:
 
 def records_of(dataset: h5py.Dataset) -> npt.NDArray[np.int64]:
     """The record of every written chunk, one row each: corner, filter mask, offset and size; 1 µs per chunk."""
-    records, path, name = array.array("q"), path_of(dataset.file), (dataset.name or "").strip("/")
+    records, path, name = array.array("Q"), path_of(dataset.file), (dataset.name or "").strip("/")
     with as_source_errors(f"{path}:/{name}", "has chunks that libhdf5 cannot list", file=path, dataset=name):
         dataset.id.chunk_iter(lambda info: records.extend((*info[0], *info[1:])))
-    return np.asarray(records, np.int64).reshape(-1, len(dataset.shape) + 3)
+    return np.asarray(records, np.uint64).view(np.int64).reshape(-1, len(dataset.shape) + 3)
 
 
 def corrupt_error(dataset: h5py.Dataset, corner: Any, problem: str, row: int | None = None) -> CorruptError:

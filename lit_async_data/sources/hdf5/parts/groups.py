@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lit_async_data.batch.spec import Array, FieldSpec, length_key, listed_names
-from lit_async_data.errors import ConfigError, FormatError, MissingError, SourceError
+from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.contract.source import EACH
@@ -43,7 +43,7 @@ from lit_async_data.sources.hdf5.schema.field import IMAGE, VARIABLE, Field, cha
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset, axes, in_group, open_dataset
 from lit_async_data.sources.hdf5.select import Episodes, WindowStarts
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
-from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors, h5py
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, as_source_errors, context_of, h5py
 from lit_async_data.sources.hdf5.storage.handles import identity_of, open_h5py
 from lit_async_data.sources.hdf5.storage.open_file import external_files, refuse_external_link
 from lit_async_data.sources.local_files import natural
@@ -185,8 +185,6 @@ def _listed(
     names, shown = list[bytes](), time.monotonic()
     listers = {key: _Lister(group, field) for key, field in request.fields.items()}
     for number, name in enumerate(each.strip("/") for each in matches):
-        for lister in listers.values() if len(names) == MISSES and request.alone else ():
-            lister.check_found()
         if time.monotonic() > shown + PROGRESS_S:
             shown = time.monotonic()
             what = f"{request.sample}s are listed; cache_dir= keeps the list, and pack writes them into one dataset"
@@ -206,6 +204,8 @@ def _listed(
             within, own = above[key] if above else (node, field.dataset)
             listers[key].add(len(names), within, own.replace("*", name, 1), full)
         names.append(stored)
+        for lister in listers.values() if len(names) == MISSES + 1 and request.alone else ():
+            lister.check_found()
     if not names:
         raise MissingError(f"{group.path}: {request.group!r} matches no group; check the name", file=group.path)
     found, absent = dict[str, Columns](), dict[str, SourceError]()
@@ -357,7 +357,7 @@ class _Places:
         self._group, self._field = group, field
         self._alike: Any = None  # the name, the handle and the type of the first dataset
         self._first: Any = None  # the description and the creation properties of the first dataset with values
-        self._unwritten = group.file.userblock_size - 1
+        self._head = group.file.userblock_size  # bytes before all values; one less is the place of none
         self._lengths, self._counts, self._chunks = array.array("q"), array.array("I"), array.array("q")
         self._places: Any = {"offsets": array.array("q"), "sizes": array.array("I"), "masks": array.array("I")}
 
@@ -381,7 +381,10 @@ class _Places:
                 self._first = group.sample(full, self._field), found.get_create_plist()
             first, like = self._first
             offset = None if first.offset is None else found.get_offset()
-            written = offset not in (None, self._unwritten)
+            written = offset not in (None, self._head - 1)
+            if written and offset <= self._head:
+                what = f"lies at byte {offset}, where it cannot be; the file is damaged: restore it"
+                raise CorruptError(what, **context_of(group.path, full))
             if written and (size := found.get_storage_size()) < 2**32:  # as sizes are uint32
                 columns = [offset], [size], [0]
             elif first.index is not None and (dataset := h5py.Dataset(found)).chunks:

@@ -261,13 +261,13 @@ class SparseReader(RangesReader):
         columns = np.empty(len(values), stored.columns.dtype.newbyteorder("="))
         self._readers[0].read(places, values)
         self._readers[1].read(places, columns)
-        width, columns = stored.spec.shape[0], columns.astype(np.int64)
+        width = stored.spec.shape[0]
         if (wrong := (columns < 0) | (columns >= width)).any():
             place = int(wrong.argmax())
             row = int(select.rows[np.searchsorted(np.cumsum(counts), place, side="right")])
             raise stored.error(CorruptError, f"has a value in column {columns[place]} of {width}; write it again", row)
         out[...] = 0
-        cells = np.repeat(np.arange(len(counts)) * width, counts) + columns
+        cells = np.repeat(np.arange(len(counts)) * width, counts) + columns.astype(np.int64)
         # Added, not assigned: a column that is stored twice means the sum, as in scipy.
         np.add.at(out.reshape(-1), cells, values.astype(out.dtype, copy=False))
 
@@ -289,12 +289,12 @@ class GroupsReader(FileReader):
             out[place] = dataset_of(self._stored, self._file, row)
 
 
-def dataset_of(stored: StoredDataset, file: OpenFile, row: int) -> Any:
+def dataset_of(stored: StoredDataset, file: OpenFile, row: int, *, checked: bool = True) -> Any:
     """The values of a row that is a dataset, through h5py."""
     name = stored.dataset(row)
     with as_source_errors(stored.at(row), "cannot be read", file=stored.path, dataset=name, row=row):
         dataset = file.dataset(name, 0, kept=False)  # too many to keep open
-        if dataset.chunks:
+        if checked and dataset.chunks:
             check_chunk_lengths(dataset)
         return retry_once(functools.partial(dataset.__getitem__, ()))
 
@@ -427,7 +427,7 @@ class ImageReader(Reader):
         if index is not None and index.offsets[row] >= 0:
             return self._file.bytes_at(int(index.offsets[row]), int(index.sizes[row]))
         if stored.names is not None:
-            value = dataset_of(stored, self._file, row)
+            value = dataset_of(stored, self._file, row, checked=False)  # a check can take as long as decoding one
         else:
             value = h5py_rows(stored, self._file, row, row + 1)[0]
         return np.frombuffer(np.asarray(value).tobytes(), np.uint8)

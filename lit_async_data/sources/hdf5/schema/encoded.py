@@ -159,14 +159,14 @@ def padded_spec(lengths: Indices, most: int | None, row: FieldSpec, stored: Loca
 
 
 @contextlib.contextmanager
-def _some_values(rows: int, context: dict[str, Any]) -> Iterator[None]:
+def _some_values(rows: int, context: dict[str, Any], what: str = "value for {} rows; leave it out") -> Iterator[None]:
     """Turn the error for a dataset without values into another one if there are samples: zeros, or of length 0."""
     try:
         yield
     except NoSamplesError as error:
         if rows <= 0:
             raise
-        raise FormatError(f"holds no value for {rows} rows; leave it out", **context) from error
+        raise FormatError(f"holds no {what.format(rows)}", **context) from error
 
 
 def _integers(group: OpenGroup, name: str) -> Indices:
@@ -220,16 +220,17 @@ def episodes_of(group: OpenGroup, given: Any, rows: int) -> tuple[Episodes, npt.
     if rules.pop("axis", None) is not None and steps and not rules:
         return Episodes(begins, begins + steps.length), None
     rule = "starts" if {*rules} == {"starts", "lengths"} else next(iter(rules)) if len(rules) == 1 else ""
-    several = isinstance(rules.get("flags"), Sequence) and not isinstance(rules["flags"], str)
-    names = rules["flags"] if several else [*rules.values()]
-    named = len(names) > 0 and all(isinstance(name, str) and name.strip("/") for name in names)
+    names = {each: [of] if isinstance(of, str) else of for each, of in rules.items()}
+    listed = all(isinstance(of, Sequence) and of and (each == "flags" or len(of) == 1) for each, of in names.items())
+    named = listed and all(isinstance(name, str) and name.strip("/") for of in names.values() for name in of)
     if rule not in ("ids", "flags", *BOUNDS) or not named or (steps and [*rules] != ["lengths"]):
         ways = "{'flags': NAME}, {'ends': NAME}, {'lengths': NAME}, {'starts': NAME, 'lengths': NAME} or {'axis': 0}"
         raise ConfigError(f"{given!r} is neither the name of a dataset with an id for each row, nor {ways}", "episodes")
-    name = group.name(rules["starts"] if rule == "starts" else names[0])
+    name = group.name(names[rule][0])
     if rule in BOUNDS:
-        with _some_values(rows, context_of(group.path, name)):
-            found = {each: _integers(group, group.name(of)) for each, of in rules.items()}
+        what = "episode for {} rows; write their bounds, or leave the file out"
+        with _some_values(rows, context_of(group.path, name), what):
+            found = {each: _integers(group, group.name(of)) for each, [of] in names.items()}
         found |= {"starts": begins} if steps else {}
         if len(found) == 1:
             offsets = _offsets(group.path, name, rule, found[rule], rows)
@@ -243,9 +244,9 @@ def episodes_of(group: OpenGroup, given: Any, rows: int) -> tuple[Episodes, npt.
         _check_bounds(group.path, name, episodes, rows, must=must, wrong=wrong)
         return episodes, None
     cure = "; bounds of episodes are episodes={'ends': NAME} or 'lengths'"
-    values = [one_of_each(group, each, rows, "episodes: ", cure) for each in names]
+    values = [one_of_each(group, each, rows, "episodes: ", cure) for each in names[rule]]
     if rule == "ids" and values[0].dtype.kind == "b":
-        raise ConfigError(f"{names[0]} holds flags, not ids; write {{'flags': NAME}}", "episodes")
+        raise ConfigError(f"{names[rule][0]} holds flags, not ids; write {{'flags': NAME}}", "episodes")
     changes = values[0][1:] != values[0][:-1] if rule == "ids" else np.any(values, axis=0)[:-1]
     edges = np.concatenate([[0], np.flatnonzero(changes) + 1, [rows]])
     own = whole_numbers(values[0][edges[:-1]])

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import fnmatch
 import functools
+import math
 import numbers
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -298,6 +299,9 @@ def _check_combination(field: Field) -> None:
         raise ConfigError(f"does not apply to {'patches' if field.patch else 'points'}; leave it out", min(wrong))
     if field.stride and len(field.stride) != len(field.patch or ()):
         raise ConfigError(f"{field.stride} needs patch=, the shape of a sample, with as many axes", "stride")
+    for name, rows in (("window", field.window), ("offsets", field.offsets)):
+        if not isinstance(rows, str | None) and np.max(np.abs(np.array(rows, object))) > MOST_ROWS:
+            raise ConfigError(f"{rows!r} reaches further than a file has rows", name)
     if field.tolerance is not None and not (_is_number(field.tolerance, numbers.Real) and field.tolerance >= 0):
         raise ConfigError(f"{field.tolerance!r} is not a number of seconds", "tolerance")
     if field.window is not None and isinstance(field.offsets, tuple):
@@ -318,7 +322,7 @@ def _is_list(given: Any) -> bool:
 
 
 def _is_number(value: Any, kind: Any = numbers.Integral) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool) and abs(value) <= MOST_ROWS
+    return isinstance(value, kind) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 def _tensor_type(given: Any) -> np.dtype[Any] | None:
@@ -351,7 +355,7 @@ def _offsets(given: Any, *, seconds: bool) -> Any:
     kind = numbers.Real if seconds else numbers.Integral
     if not (_is_list(given) and given) or not all(_is_number(each, kind) for each in given):
         what = "is neither the name of a dataset nor a list of whole numbers, such as [-15, -5, 0]"
-        raise ConfigError(f"{given!r} {what}; seconds need time=NAME", "offsets")
+        raise ConfigError(f"{given!r} {what}{'' if seconds else '; seconds need time=NAME'}", "offsets")
     return tuple(map(float if seconds else int, given))
 
 

@@ -343,8 +343,9 @@ def _not_found(file: h5py.File, path: str, name: str, error: KeyError, advice: s
     link = file.get(name, getlink=True)
     if link is None:
         return MissingError(f"has no dataset {name!r}{_suggestion(file, name, advice)}", **context | {"place": path})
-    above = posixpath.dirname(f"/{name.strip('/')}")
-    if isinstance(link, h5py.ExternalLink) or (isinstance(link, h5py.SoftLink) and link.path not in file[above]):
+    above, soft = file[posixpath.dirname(f"/{name.strip('/')}")], isinstance(link, h5py.SoftLink)
+    found = not soft or isinstance(above.get(link.path, getlink=True), h5py.HardLink)
+    if isinstance(link, h5py.ExternalLink) or not found:
         what = f"is a broken link to {link.path} of {getattr(link, 'filename', 'this file')}: {said}"
         return MissingError(f"{what}; restore it, or correct the link", **context)
     return CorruptError(f"is in the file, but cannot be opened: {said}; the file is damaged: restore it", **context)

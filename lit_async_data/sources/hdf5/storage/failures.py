@@ -113,6 +113,9 @@ def open_raw(path: str) -> io.FileIO:
     try:
         # Without O_NONBLOCK, opening a pipe blocks until somebody writes to it. Regular files ignore the flag.
         file = retry_once(lambda: opening(path, system.NO_BLOCKING))
+    except IsADirectoryError:
+        _refuse_irregular(path, os.stat(path))
+        raise
     except OSError as error:
         raise source_error(error, path, "cannot be opened", file=path) from error
     try:

@@ -77,11 +77,14 @@ def external_files(dataset: h5py.Dataset, file: h5py.File, name: str, *, allowed
     """
     context, what = context_of(path_of(file), name), ""
     if dataset.is_virtual:
-        what = "is a virtual dataset, and a missing part would be read as fill values; give the files it is made of"
+        what = "is a virtual dataset, and a missing part would be read as fill values; give the files it is made of "
+        what += "as path, write its values to a dataset of their own"
     elif dataset.external:
         what = f"stores its values in another file, {dataset.external[0][0]}; write them to a dataset of this file"
     if what and not allowed:
         raise FormatError(f"{what}, or allow it with allow_external=True", **context)
+    if not allowed:
+        return ()
     found = {os.path.abspath(dataset.file.filename)}
     _follow(dataset, context, found, frozenset())
     found.discard(os.path.abspath(file.filename))
@@ -103,8 +106,8 @@ def _follow(dataset: h5py.Dataset, context: dict[str, Any], found: set[str], abo
         taken, there = min(size, left), os.stat(other).st_size
         end, left = offset + taken, left - taken
         if taken and there < end:
-            what = f"takes bytes {offset} to {end} of {other}, which has {there}, and libhdf5 would read zeros"
-            raise CorruptError(f"{what}; restore it, or if zeros are right: truncate -s {end} {other}", **context)
+            what = f"takes bytes {offset} to {end} of {other}, which has {there}, and libhdf5 would read zeros; "
+            raise CorruptError(f"{what}restore that file, or if zeros are right: truncate -s {end} {other}", **context)
     shapes: dict[tuple[str, str], tuple[int, ...]] = {}
     for part in dataset.virtual_sources() if dataset.is_virtual else ():
         if "%b" in part.file_name or "%b" in part.dset_name:
@@ -128,7 +131,8 @@ def _follow(dataset: h5py.Dataset, context: dict[str, Any], found: set[str], abo
                 raise _absent(*key, context) from error
         if _is_short(part, shapes[key], dataset.shape):
             what = f"takes values from {other}:/{part.dset_name.strip('/')} that its shape {shapes[key]} does not have"
-            raise CorruptError(f"{what}, and libhdf5 would read others; restore that file", **context)
+            cure = "restore that file, or write the virtual dataset again"
+            raise CorruptError(f"{what}, and libhdf5 would read others; {cure}", **context)
 
 
 def _is_short(part: Any, source: tuple[int, ...], virtual: tuple[int, ...]) -> bool:

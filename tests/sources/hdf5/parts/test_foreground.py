@@ -192,6 +192,7 @@ def test_numbers_of_numpy_are_classes_and_shares(tmp_path):
         ({"y": {}}, {}, ConfigError, ["foreground.y"]),
         ({"y": 0.5}, {}, ConfigError, ["foreground.y", "0.5"]),
         ({"y": {1: 0.5, 2: math.nan}}, {}, ConfigError, ["foreground.y", "nan"]),
+        ({"y": {1: True}}, {}, ConfigError, ["foreground.y", "{1: True} are not shares"]),
         ({"y": {1: "half"}}, {}, ConfigError, ["foreground.y", "half"]),
         ({"y": {"tumour": 0.5}}, {}, ConfigError, ["foreground.y", "tumour"]),
         (0.5, {}, ConfigError, ["foreground", "0.5", "write {'y': {1: 0.33}}"]),

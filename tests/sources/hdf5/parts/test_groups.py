@@ -5,6 +5,7 @@ import functools
 import pickle
 import re
 import shutil
+import struct
 
 import h5py
 import numpy as np
@@ -223,9 +224,24 @@ def test_groups_that_lack_a_field_are_told_once_and_named_when_read(properties, 
     for fields, text in [({"x": "imag"}, "has no dataset 's0/imag'"), ({"x": Field(attr="a")}, "s0: its attr")]:
         with pytest.raises(MissingError, match=text):
             opened(tmp_path / "x.h5", {"n": "number", **fields})
-    monkeypatch.setattr(groups, "MISSES", 1)
+    monkeypatch.setattr(groups, "MISSES", 0)
     with pytest.raises(MissingError, match="has no dataset 's0/image'"):
         opened(tmp_path / "x.h5")
+    monkeypatch.setattr(groups, "MISSES", 1)
+    assert len(opened(tmp_path / "x.h5")) == COUNT  # the next sample has it
+
+
+def test_a_sample_at_the_end_of_the_user_block_is_damage(tmp_path):
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w", userblock_size=512) as file:
+        for number in range(3):
+            file[f"s{number}/image"] = np.full((4, 5), number)
+        file.flush()
+        offset = file["s1/image"].id.get_offset()
+    assert len(opened(path, ["image"])) == 3
+    patch(path, path.read_bytes().index(struct.pack("<QQ", offset - 512, 160)), "<Q", 0)
+    with pytest.raises(CorruptError, match=rf"^{path}:/s1/image: lies at byte 512, where it cannot be"):
+        opened(path, ["image"])
 
 
 @pytest.mark.processes

@@ -10,6 +10,7 @@ from support.sources.oracle import read, read_from
 from torch.utils.data import DataLoader
 
 from lit_async_data import AsyncLoader, ConfigError, CorruptError, FormatError, HDF5Source, ManifestSource
+from lit_async_data.sources.hdf5.readers import readers
 from lit_async_data.tools.pack import pack
 
 pytestmark = pytest.mark.usefixtures("no_extra_codecs")
@@ -66,6 +67,14 @@ def test_skipped_images_are_not_decoded(tmp_path):
     with pytest.raises(FormatError, match="row 1: begins with b'no image'") as caught:
         read(source, [5, 1])
     assert (caught.value.row, caught.value.sample_id) == (1, 1)
+
+
+def test_chunks_of_an_image_are_not_decoded_twice(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "check_chunk_lengths", None)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for row, data in enumerate(IMAGES):
+            file.create_dataset(f"x/{row}", data=np.frombuffer(data, "u1"), chunks=(100,), compression="gzip")
+    np.testing.assert_array_equal(read_from(tmp_path / "x.h5", field())["x"], PIXELS)
 
 
 @pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("RGBA", 4)])

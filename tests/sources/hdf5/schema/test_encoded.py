@@ -293,15 +293,16 @@ def test_columns_instead_of_rows_are_refused_with_a_way_out(h5, tmp_path):
         ("indices", "of AT", 11, AT),
         ("indices", "of AT", -1, AT),
         ("indices", "of AT", 10**6, AT),
+        ("indices", "of AT", 2**64 - 1, AT),
     ],
 )
 def test_a_damaged_sparse_matrix_is_refused_and_the_row_named(h5, name, place, value, row):
     matrix = numbers((ROWS, 11), "f4") * (np.arange(11) % 4 == 3)
     path = h5(y=np.arange(ROWS))
-    add_csr(path, matrix, chunks=(5,), compression="gzip")
+    add_csr(path, matrix, chunks=(5,), compression="gzip", index="u8" if value > 10**6 else "i4")
     with h5py.File(path, "r+") as file:
         file["X"][name][file["X/indptr"][AT] if place == "of AT" else place] = value
-    error = refused_sooner_or_later(SourceError, [path, "X", "row", row], path, {"x": "X"})
+    error = refused_sooner_or_later(SourceError, [path, "X", "row", row, value], path, {"x": "X"})
     assert error.row in (None, row)
 
 

@@ -159,13 +159,15 @@ def test_links_inside_the_file_lead_to_the_dataset(new, path):
         file["deep/relative"] = h5py.SoftLink("down/data")
         file["soft to soft"] = h5py.SoftLink("soft group/data")
         file["dangling"] = h5py.SoftLink("/nowhere")
+        file["dangling too"] = h5py.SoftLink("dangling")
         file["round"] = h5py.SoftLink("/round")
         file["hard group"] = file["deep"]
         file["deep/again"] = file["deep"]
     names = ["hard", "soft", "soft group/data", "deep/relative", "soft to soft", "hard group/down/data"]
     for name in [*names, "deep/again/again/down/data", "./deep/./down/data", "deep//down/data"]:
         check(path, {"x": name}, reading="copied")
-    refused(MissingError, [path], path, {"x": "dangling"})
+    for name, target in (("dangling", "/nowhere"), ("dangling too", "dangling")):
+        refused(MissingError, [f"{path}:/{name}: is a broken link to {target}"], path, {"x": name})
     refused(AsyncDataError, [path], path, {"x": "round"})
 
 

@@ -76,6 +76,15 @@ def test_a_folder_is_refused(tmp_path):
         open_h5py(str(tmp_path))
 
 
+def test_a_file_that_became_a_folder_is_called_a_folder(h5):
+    path = Path(h5(data=np.arange(4)))
+    source = HDF5Source(path, ["data"])
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(FormatError, match=rf"{path}: is a folder; for all files in it write"):
+        source[1]
+
+
 def states(h5, state):
     """A file that h5py does not open, and why."""
     path = h5(data=np.ones((8, 4)))
