@@ -40,7 +40,7 @@ MOST_LINES = 700
 LEAST_TESTED_LINES = 100
 # The most lines of each room.
 BUDGET = {
-    ".": 1520,
+    ".": 1530,
     "batch": 1000,
     "conf": 30,
     "engine": 1630,
@@ -48,8 +48,8 @@ BUDGET = {
     "engine/loader": 1830,
     "engine/pipeline": 1080,
     "engine/prefetch": 1130,
-    "engine/processes": 1160,
-    "lightning": 2230,
+    "engine/processes": 1170,
+    "lightning": 2240,
     "order": 1780,
     "sources": 850,
     "sources/composed": 1260,
@@ -57,10 +57,10 @@ BUDGET = {
     "sources/files": 1530,
     "sources/hdf5": 1030,
     "sources/hdf5/index": 450,
-    "sources/hdf5/parts": 2140,
+    "sources/hdf5/parts": 2150,
     "sources/hdf5/readers": 1750,
-    "sources/hdf5/schema": 2100,
-    "sources/hdf5/storage": 1080,
+    "sources/hdf5/schema": 2110,
+    "sources/hdf5/storage": 1090,
     "sources/images": 930,
     "sources/manifest": 1650,
     "sources/table": 1770,
