@@ -347,13 +347,14 @@ def _fill_from_equal(array: Array, values: list[Any]) -> bool:
 
 def _stack(target: torch.Tensor, tensors: list[Any]) -> bool:
     dtype, shape = target.dtype, target.shape[1:]
-    dense = all(each.is_cpu and each.layout == torch.strided for each in tensors)
-    alike = dense and all(each.dtype == dtype and each.shape == shape for each in tensors)
-    if alike and math.prod(shape) < GRAIN:
-        with torch.no_grad():
-            torch.stack(tensors, out=target)
-        return True
-    return False
+    if math.prod(shape) >= GRAIN:
+        return False
+    for tensor in tensors:
+        if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_cpu or tensor.layout != torch.strided:
+            return False
+    with torch.no_grad():
+        torch.stack(tensors, out=target)
+    return True
 
 
 # -- a dataset before its first sample is read, for other processes ----------------------------------------------------

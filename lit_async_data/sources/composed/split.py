@@ -186,6 +186,8 @@ def complete(source: Source, values: npt.NDArray[Any], what: str, option: str) -
 
 def _is_missing(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     plain = np.ma.getdata(values)
+    if plain.dtype.kind == "V":  # compound values, which are no groups
+        return np.zeros(len(plain), bool)
     named = "NoneType", "NAType", "NaTType"  # pandas has types of its own
     if plain.dtype.kind in "OT":
         each = (type(one).__name__ in named or (isinstance(one, float) and math.isnan(one)) for one in plain.tolist())

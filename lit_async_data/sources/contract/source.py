@@ -185,15 +185,16 @@ class Places:
             np.concatenate([places.which + begin for places, begin in zip(listed, first, strict=False)]),
             np.concatenate([places.rows for places in listed]),
             None if any(each is None for each in ids) else np.concatenate(ids),
-        ).distinct()
+        ).distinct(_without_links())
 
-    def distinct(self) -> Places:
-        """With one part for what several sources read, also through links: a file or group, if they share a dataset."""
-        real, places = functools.cache(os.path.realpath), list[Any]()
+    def distinct(self, real: Callable[[str], str] = str) -> Places:
+        """With one part for what several sources read: a file or group, if they share a dataset."""
+        places = list[Any]()
         read = collections.defaultdict[Any, set[frozenset[int]]](set)
         for part in self.parts:
             end = part.name.partition(":/")[0]  # of the path, if the source knows files
-            places.append((real(part.file) if end and part.file.endswith(end) else (part.file, part.name), part.group))
+            known = end and part.file.endswith(end)
+            places.append((real(part.file), part.group, part.name.removeprefix(end)) if known else part[:3])
             read[places[-1]].add(part.datasets)
         apart = {key for key, sets in read.items() if all(sets) and len(frozenset.union(*sets)) == sum(map(len, sets))}
         pairs = zip(places, self.parts, strict=True)
@@ -227,6 +228,16 @@ class Places:
         """The samples sorted by part and row, stable."""
         # One key, and a sort that is fast on sorted data, which this mostly is.
         return np.argsort(self.which * (self.rows.max() + 1) + self.rows, kind="stable")
+
+
+def _without_links() -> Callable[[str], str]:  # one look at each file, not at all folders above it; addresses stay
+    folder_of = functools.cache(lambda folder: folder if "://" in folder else os.path.realpath(folder))
+
+    def real(path: str) -> str:
+        folder = path.removesuffix(name := os.path.basename(path))
+        return os.path.realpath(path) if os.path.islink(path) else os.path.join(folder_of(folder), name)
+
+    return real
 
 
 def numbered(names: Iterable[_Name]) -> tuple[Indices, list[_Name]]:

@@ -268,7 +268,7 @@ class Files:
         if self.is_local(pattern):
             return local_files.files_matching(pattern)
         with self.closed_after_an_error():
-            return self._got(pattern, functools.partial(self._store(pattern).matching, pattern))
+            return self._store(pattern).matching(pattern, functools.partial(self._got, pattern))
 
     def opened(self, path: str) -> MirroredFile | None:
         """A file that is read by a mirror; None if it is read as it is."""

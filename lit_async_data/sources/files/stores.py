@@ -11,11 +11,12 @@ import contextvars
 import datetime as dt
 import fnmatch
 import functools
+import itertools
 import os
 import re
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from lit_async_data import system
@@ -149,13 +150,15 @@ class Store:
     def _meaning(self, error: Exception) -> tuple[type[StoreError | MissingError | ChangedError], str]:
         raise NotImplementedError
 
-    def matching(self, pattern: str) -> list[str]:
-        """The objects that match a pattern, in natural order."""
-        found = list[str]()
-        with self._errors(pattern):
-            for page in self._listed(pattern):
-                self.arrived(0)  # a sign of life
-                found += page
+    def matching(self, pattern: str, call: Callable[[Callable[[], Any]], Any]) -> list[str]:
+        """The objects that match a pattern, in natural order; ``call`` calls what calls the store, page by page."""
+        pages = iter(self._listed(pattern))
+
+        def page() -> list[str] | None:
+            with self._errors(pattern):
+                return next(pages, None)
+
+        found = list[str](itertools.chain.from_iterable(iter(lambda: call(page), None)))
         if not found:
             hint = "; a bracket that is part of a name is written [[]" * ("[" in pattern)
             raise MissingError(f"{pattern}: matches no object; check the pattern{hint}", file=pattern)
@@ -364,11 +367,10 @@ class ObjectStore(Store):
             what = "a web server lists no files; give the addresses as a list, without queries (?…), and with %5B for ["
             raise ConfigError(f"{pattern}: {what}", "path")
         key = parts_of(pattern)[1]
-        prefix, parts = pattern.removesuffix(key), key.split("/")
+        fits, prefix = re.compile(pattern_as_regex(key)).fullmatch, pattern.removesuffix(key)
         folder = re.split(r"[*?\[]", key, maxsplit=1)[0].rpartition("/")[0]  # obstore takes whole names of folders
         for page in self._client.list(folder or None, chunk_size=_PAGE):
-            names = [each["path"] for each in page]
-            yield [prefix + name for name in names if name == key or fits(name.split("/"), parts)]
+            yield [prefix + name for each in page if fits(name := each["path"]) or name == key]
 
     def _meaning(self, error: Exception) -> tuple[type[StoreError | MissingError | ChangedError], str]:
         text = _first_line(error)
@@ -414,11 +416,20 @@ def _check(name: str, begin: int, end: int, data: memoryview) -> None:
         raise StoreError(f"{name}: {what}; check the server, or the proxy before it", file=name)
 
 
-def fits(names: Sequence[str], patterns: Sequence[str]) -> bool:
+_WILDCARDS = {"*": "[^/]*", "?": "[^/]"}
+_FOLDERS = "(?:[^/.][^/]*/)*"
+
+
+def pattern_as_regex(pattern: str) -> str:
     """As `glob`: ``**`` stands for any number of folders, and hidden names match only where the dot is written."""
-    if not names or not patterns:
-        return not names and not patterns
-    shown = patterns[0].startswith(".") or not names[0].startswith(".")
-    if patterns[0] == "**":
-        return fits(names, patterns[1:] or ["*"]) or (shown and fits(names[1:], patterns))
-    return shown and fnmatch.fnmatchcase(names[0], patterns[0]) and fits(names[1:], patterns[1:])
+    *folders, name = pattern.split("/")
+    found = [_FOLDERS if each == "**" else f"{_as_regex(each)}/" for each in folders]
+    return "".join([*found, _FOLDERS * (name == "**"), _as_regex(name)])
+
+
+def _as_regex(name: str) -> str:
+    found = "" if name.startswith(".") else r"(?!\.)"
+    for each in re.split(r"(\[!?\]?[^\]]*\]|[*?])", name):
+        # As fnmatch, which begins with (?s: and ends with )\Z; but nothing stands for a slash.
+        found += _WILDCARDS.get(each) or "(?!/)" * each.startswith("[") + fnmatch.translate(each)[4:-3]
+    return found

@@ -120,9 +120,11 @@ def size_of(data: Any, shape: ImageShape, where: str) -> tuple[int, int]:
 
 
 def _damage(kind: Format, error: Exception, where: str) -> Exception:
+    if isinstance(error, ModuleNotFoundError):
+        name = str(error.name).partition(".")[0].replace("PIL", "pillow")
+        return ConfigError(f"{name} is missing; install it by pip install {name}", "image")
     if isinstance(error, ImportError):
-        missing = "simplejpeg" if error.name == "simplejpeg" else "pillow"
-        return ConfigError(f"{missing} is missing; install it by pip install {missing}", "image")
+        return ConfigError(f"a decoder cannot be loaded ({error}); install pillow and simplejpeg again", "image")
     # Pillow raises many types for damaged data; other types than these name internals of a decoder.
     said = isinstance(error, ValueError | OSError | SyntaxError)
     reason = str(error) if said else "its data are inconsistent or end too soon"

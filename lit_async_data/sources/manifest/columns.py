@@ -363,7 +363,10 @@ class Paths:
         if self.embedded is not None:
             counts = [1] * len(samples) if self.lengths is None else np.abs(self.lengths[samples]).tolist()
             return [[self._name(item) for item in range(count)] for count in counts]
-        rows = zip(samples.tolist(), self.texts(samples), strict=True)
+        texts = self.texts(samples)
+        with contextlib.suppress(SourceError):  # the other loop names the row
+            return [list(map(self.root.path_of, each)) for each in texts]
+        rows = zip(samples.tolist(), texts, strict=True)
         return [[self._path_of(text, sample, item) for item, text in enumerate(each)] for sample, each in rows]
 
     def texts(self, samples: Indices) -> list[list[str]]:

@@ -51,6 +51,9 @@ class HDF5Fields:
     def __init__(self, columns: Mapping[str, Column], samples: Rows, root: RootDirectory) -> None:
         first = next(iter(columns.values()))
         self._columns, self.paths = dict(columns), Paths(samples, first, root)
+        if (missing := samples.table.missing(first.names[0])).size:
+            message = f"no path; give one, or set null: drop in fields.{next(iter(columns))}"
+            raise samples.table.origin.error(message, row=int(missing[0]), column=first.names[0])
         by, rows = dataset_column(first, samples.table), row_numbers(first, samples.table)
         codes, named = self.paths.distinct()
         # A table can name one file by several paths.

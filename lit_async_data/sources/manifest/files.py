@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import io
 import itertools
 import os
 import re
@@ -168,13 +167,12 @@ def _opened_and_read(path: str, most_bytes: int, root: RootDirectory) -> tuple[b
             what = f"{status.st_size} bytes, more than the limit of {most_bytes}; leave it out"
             raise FormatError(f"{path}: {what}", file=path)
         cold = is_cold(number, 0)
-        file = io.FileIO(number, closefd=False)
-        data = file.readall()
+        data = _all_bytes(number, status.st_size)
         changed = len(data) != status.st_size or os.fstat(number).st_mtime_ns != status.st_mtime_ns
         # A write may be in progress, which updates the time only when it begins.
         if not changed and changed_recently(status.st_mtime_ns):
-            file.seek(0)
-            changed = file.readall() != data
+            os.lseek(number, 0, os.SEEK_SET)
+            changed = _all_bytes(number, status.st_size) != data
         if changed:
             what = "changed while it was read; do not write to it during training"
             raise ChangedError(f"{path}: {what}", file=path)
@@ -182,6 +180,13 @@ def _opened_and_read(path: str, most_bytes: int, root: RootDirectory) -> tuple[b
         if opened:
             os.close(opened[0])
     return data, cold
+
+
+def _all_bytes(number: int, size: int) -> bytes:
+    data = os.read(number, size + 1)  # one byte more, to detect a file that grew
+    while len(data) < size and (more := os.read(number, size + 1 - len(data))):
+        data += more
+    return data
 
 
 # -- reading ahead -----------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from lit_async_data.sources.contract.user_code import digest, probes
 from lit_async_data.sources.files.files import Files
 from lit_async_data.sources.images.formats import ImageShape
 from lit_async_data.sources.local_files import Exclude, is_address, local_path, raise_if_none_left
-from lit_async_data.sources.manifest.columns import Column, Given, kind_of_path
+from lit_async_data.sources.manifest.columns import SUFFIXES, Column, Given
 from lit_async_data.sources.manifest.fields import Fields
 from lit_async_data.sources.manifest.files import RootDirectory
 from lit_async_data.sources.table.embedded import EmbeddedFiles
@@ -88,7 +88,7 @@ def _check_no_stages(root: str, folders: list[str]) -> None:
 
 
 def _is_readable(name: str) -> bool:
-    return kind_of_path(name) in ("image", "npy")
+    return SUFFIXES.get(os.path.splitext(name)[1].lower()) in ("image", "npy")
 
 
 def _counted(suffixes: Counter[str]) -> str:
@@ -286,6 +286,7 @@ class ManifestSource(Source):
             ((3, 32, 32), ('auk', 'owl'))
             >>> folder.cleanup()
         """
+        check_names(options, OPTIONS, ELSEWHERE)
         path = local_path(root)
         with local_files.opening_errors(path, "listed"):
             table = class_folders(path, links=bool(options.get("allow_external")))
@@ -396,6 +397,10 @@ class ManifestSource(Source):
 
     def layout(self) -> contract.StorageLayout:
         """As `chunks`; without HDF5 files, the files of one folder form chunks."""
+        return self._layout
+
+    @functools.cached_property
+    def _layout(self) -> contract.StorageLayout:
         paths = self._fields.paths
         if paths is None or self.chunks.runs or self._fields.hdf5:
             return self.chunks

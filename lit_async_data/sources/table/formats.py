@@ -454,8 +454,8 @@ def _array(path: str, name: str, listed: list[Any]) -> Any:
 
 def surrogate_row(values: Iterable[Any]) -> int | None:
     """The first row with text, also in a list, that UTF-8 cannot encode."""
-    pattern = r"[\ud800-\udfff]|\\ud[89a-f]"  # the second as a list shows the first
-    return next((row for row, each in enumerate(values) if re.search(pattern, str(each))), None)
+    encode = json.JSONEncoder(ensure_ascii=False, default=lambda one: getattr(one, "tolist", one.__str__)()).encode
+    return next((row for row, each in enumerate(values) if re.search("[\ud800-\udfff]", encode(each))), None)
 
 
 def _objects(path: str) -> Iterator[dict[str, Any]]:

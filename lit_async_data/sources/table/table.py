@@ -219,8 +219,8 @@ def _with_class_names(table: Any) -> Any:
     library, compute = arrow(), arrow("compute")
     for place, name in enumerate(table.column_names):
         names, column = _class_names(table.schema, name), table.column(name)
-        if names and not formats.is_list(column.type) and len({*map(labels.trim, names)}) == len(names):
-            with contextlib.suppress(ValueError, LookupError):  # other values, or numbers without a name
+        with contextlib.suppress(ValueError, LookupError, AttributeError):  # also of names that are no text
+            if names and not formats.is_list(column.type) and len({*map(labels.trim, names)}) == len(names):
                 codes = compute.if_else(compute.equal(column, -1), None, column).cast(library.int32())
                 texts = library.array(names, library.string())
                 named = library.DictionaryArray.from_arrays(codes.combine_chunks(), texts, ordered=True)
@@ -269,6 +269,8 @@ def _check_types(read: Sequence[tuple[Any, RowOrigin]], origin: RowOrigin) -> No
 
 def _from_memory(given: Any, names: Sequence[str], origin: RowOrigin) -> Any:
     library, module = arrow(), type(given).__module__.partition(".")[0]
+    if module == "polars" and hasattr(given, "collect"):
+        raise ConfigError("a LazyFrame has no rows yet; give frame.collect()", "table")
     try:
         if module == "pandas" and hasattr(given, "columns"):
             return _from_pandas(given, names, origin)

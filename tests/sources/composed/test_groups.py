@@ -113,6 +113,13 @@ def test_an_unknown_name_lists_what_there_is():
         split(numbered(20), HALVES, groups="fiel")
 
 
+@pytest.mark.parametrize("option", ["groups", "by"])
+def test_compound_values_are_no_groups(option):
+    values = np.array([(1, 2.0)] * 20, [("a", int), ("b", float)])
+    with pytest.raises(ConfigError, match=rf"^{option}: .* has type \[\('a'"):
+        split(numbered(20), **{option: values}, **({"fractions": HALVES} if option == "groups" else {}))
+
+
 NESTED = {f"{file}.h5:/{group}": 2 for file in range(8) for group in ("left", "right")}
 
 

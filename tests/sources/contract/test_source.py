@@ -1,5 +1,6 @@
 """`Source`: three members make a source; its samples by number, in loaders and in a DataLoader of torch."""
 
+import os
 import re
 from multiprocessing import resource_tracker
 
@@ -23,7 +24,7 @@ from lit_async_data import (
     split,
 )
 from lit_async_data.errors import ConfigError, MissingError
-from lit_async_data.sources.contract.source import Part, StorageLayout
+from lit_async_data.sources.contract.source import Part, Places, StorageLayout
 from lit_async_data.testing import ArraySource, check_contract
 
 # With the first process that it spawns, multiprocessing starts another one, and keeps a pipe to it.
@@ -134,6 +135,31 @@ def test_a_file_and_a_link_to_it_are_one_part(h5, tmp_path):
     sides = split(both, {"train": 0.5, "val": 0.5})
     assert not {*sides["train"].column("y").tolist()} & {*sides["val"].column("y").tolist()}
     assert "overlap 80 samples" in split(both, {"train": ["1"], "val": ["2"]}, groups=[1] * 40 + [2] * 40).described
+
+
+def test_links_are_resolved_once_per_folder_and_only_where_sources_are_joined(h5, monkeypatch):
+    sources = [HDF5Source([h5(f"{n}{name}.h5", y=np.arange(4)) for n in range(9)], ["y"]) for name in "ab"]
+    looks, real = [], os.path.realpath
+    monkeypatch.setattr(os.path, "realpath", lambda *given, **how: looks.append(given) or real(*given, **how))
+    assert [len(source.places().parts) for source in sources] == [9, 9]
+    assert not looks
+    assert len(ConcatSource(sources).places().parts) == 18
+    assert len(looks) == 1
+
+
+def test_parts_of_one_file_with_other_names_stay_apart():
+    names = ["a.h5:/x", "a.h5:/y", "a.h5", "a.h5:/x"]
+    whole = Places(tuple(Part("files/a.h5", "/", name, 1) for name in names), np.arange(4), np.arange(4))
+    for places in (whole.distinct(), Places.joined([whole.distinct(), whole]).taken(np.arange(4))):
+        assert [part.name for part in places.parts] == names[:3]
+        assert places.which.tolist() == [0, 1, 2, 0]
+
+
+def test_an_address_is_one_part_whatever_the_folder_that_names_begin_at():
+    named = {"x.h5": "s3://b/d/x.h5", "d/x.h5": "s3://b/d/x.h5", "d//x.h5": "s3://b/d//x.h5"}
+    parts = [Part(file, "/", name, 1) for name, file in named.items()]
+    every = (Places((part,), np.zeros(1, int), np.zeros(1, int)) for part in parts)
+    assert Places.joined(every).which.tolist() == [0, 0, 1]
 
 
 class Rebinds(Squares):

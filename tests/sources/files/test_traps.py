@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from lit_async_data import ClosedError, HDF5Source, WorkerError
 from lit_async_data.sources.files import files as files_module
 from lit_async_data.sources.files.mirror import BLOCK
+from lit_async_data.sources.files.stores import ObjectStore
 from lit_async_data.sources.files.transport import FETCHER
 
 pytest.importorskip("obstore")
@@ -45,6 +46,27 @@ def until_asked(server, before):
     while len(server.requests) == before:
         assert time.monotonic() < ends
         os.sched_yield()
+
+
+def test_a_list_that_was_closed_asks_for_no_further_page(monkeypatch):
+    files, pages, told = files_module.Files(), [], threading.Event()
+
+    def listed(_, pattern):
+        for page in range(50):
+            pages.append(page)
+            if page == 1:
+                files.close()
+                told.wait(LONG)
+            yield [f"{pattern}{page}"]
+
+    monkeypatch.setattr(ObjectStore, "_listed", listed)
+    with pytest.raises(ClosedError):
+        files.matching("s3://bucket/*")
+    told.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith(FETCHER):
+            thread.join(LONG)
+    assert pages == [0, 1]
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")

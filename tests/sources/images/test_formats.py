@@ -110,6 +110,15 @@ def test_a_missing_library_is_named_with_what_to_install(photo, monkeypatch, lib
         decoded(data)
 
 
+def test_a_broken_library_is_told_by_its_own_error(photo, monkeypatch, tmp_path):
+    (tmp_path / "simplejpeg.py").write_text("raise ImportError('libturbojpeg.so: cannot open')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "simplejpeg", raising=False)
+    monkeypatch.setattr(formats, "simplejpeg", Lazy("simplejpeg"))
+    with pytest.raises(ConfigError, match=r"a decoder cannot be loaded \(libturbojpeg.so: cannot open\); install"):
+        decoded(stored(photo, "JPEG"))
+
+
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "TIFF", "WEBP"])
 def test_files_of_several_images_are_refused(photo, kind):
     data = stored(photo, kind, save_all=True, append_images=[ImageOps.invert(photo)])

@@ -1,8 +1,6 @@
 """Files that a table names: where they may lie, and never a wrong value."""
 
 import errno
-import functools
-import io
 import os
 import re
 
@@ -53,27 +51,32 @@ def test_files_are_not_handed_on_to_programs(tmp_path, monkeypatch):
     assert flags[0] & os.O_NONBLOCK
 
 
-class Reading(io.FileIO):
-    """Calls a function before each time that a file is read."""
-
-    before = None
-
-    def readall(self):
-        self.before()
-        return super().readall()
-
-
 @pytest.fixture
 def before_reading(monkeypatch):
-    monkeypatch.setattr(stored_file.io, "FileIO", Reading)
-    return functools.partial(monkeypatch.setattr, Reading, "before")
+    """Has a function called before each time that a file is read."""
+    read = os.read
+
+    def before(function):
+        monkeypatch.setattr(os, "read", lambda *given: (function(), read(*given))[1])
+
+    return before
+
+
+def test_a_file_is_read_by_one_call_and_short_reads_are_put_together(tmp_path, monkeypatch, before_reading):
+    path, read, reads = tmp_path / "a", os.read, []
+    path.write_bytes(bytes(range(100)))
+    os.utime(path, ns=(1, 1))
+    before_reading(lambda: reads.append(1))
+    assert (fetched(str(path), 100)[0], len(reads)) == (bytes(range(100)), 1)
+    monkeypatch.setattr(os, "read", lambda number, most: read(number, min(most, 7)))
+    assert fetched(str(path), 100)[0] == bytes(range(100))
 
 
 def test_an_input_error_is_tried_again_once(tmp_path, monkeypatch, before_reading):
     (tmp_path / "a").write_bytes(b"abc")
     left = [1]
 
-    def fails(_):
+    def fails():
         left[0] -= 1
         if left[0] >= 0:
             raise OSError(errno.EIO, "gone")
@@ -93,12 +96,13 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path, before_readi
     path.write_bytes(bytes(100))
     os.utime(path, ns=(1, 1))
 
-    def changing(_):
+    def changing():
         if change == "other":  # and keeps its size
             with open(path, "r+b") as file:
                 file.write(b"other")
         else:
             os.truncate(path, change)
+            os.utime(path, ns=(1, 1))
 
     before_reading(changing)
     with pytest.raises(ChangedError, match="a: changed while it was read"):
@@ -111,7 +115,7 @@ def test_a_file_of_a_moment_ago_is_read_twice(tmp_path, monkeypatch, before_read
     path.write_bytes(bytes(100))
     when = path.stat().st_mtime_ns
 
-    def writing(_):
+    def writing():
         reads.append(1)
         with open(path, "r+b") as file:
             file.write(bytes([len(reads)]))

@@ -219,6 +219,12 @@ def test_a_path_of_an_hdf5_file_that_is_missing_can_be_dropped(row, two):
     table = pa.table({"path": ["a.h5", None], "row": [3, row]})
     with contextlib.closing(ManifestSource(table, {"x": {"name": "path", "null": "drop"}}, root=two)) as source:
         assert read(source, np.arange(len(source)))["x"].tolist() == [[6, 7]]
+    if row is not None:
+        with pytest.raises(
+            ManifestError, match=r"row 1, .*no path; give one, or set null: drop in fields\.x"
+        ) as caught:
+            ManifestSource(table, {"x": "path"}, root=two)
+        assert (caught.value.row, caught.value.dataset) == (1, "path")
 
 
 def test_classes_that_files_name(tmp_path):

@@ -198,6 +198,10 @@ def test_fields_of_a_tree(tree):
     assert not source.spec.as_mapping
     with pytest.raises(ConfigError, match=r"^resise.*resize"):
         ManifestSource.from_folder(tree, resise="crop")
+    with pytest.raises(ConfigError, match=r"^table: no such option"):
+        ManifestSource.from_folder(tree, table="x")
+    source = ManifestSource.from_folder(tree)
+    assert source.layout() is source.layout()
     given = {"x": "path", "y": {"name": "label", "classes": ["owl", "emu", "auk"]}}
     assert read(ManifestSource.from_folder(tree, given), [0])["y"].tolist() == [2]
 
@@ -210,10 +214,13 @@ def test_a_tree_that_is_none(tree, tmp_path):
 
 
 def test_files_of_other_kinds_are_counted(tree, caplog):
-    (tree / "auk/phone.HEIC").write_bytes(b"nothing")
+    for name in ("phone.HEIC", "blank.png "):
+        (tree / "auk" / name).write_bytes(b"nothing")
     ManifestSource.from_folder(tree)
     (record,) = caplog.records
-    assert "skipped files that are neither images nor .npy: 1 .heic, 1 .txt" in record.getMessage()
+    what, _, counts = record.getMessage().rpartition(": ")
+    assert what.endswith("skipped files that are neither images nor .npy")
+    assert sorted(counts.split(", ")) == ["1 .heic", "1 .png ", "1 .txt"]
     (tree / "dodo").mkdir()
     (tree / "dodo/phone.HEIC").write_bytes(b"nothing")
     with pytest.raises(MissingError, match=r"^from_folder: .*dodo has no images .*, but 1 \.heic; convert those, or"):

@@ -101,7 +101,9 @@ def test_categories_without_an_order_have_no_numbers():
         )
 
 
-@pytest.mark.parametrize("names", [3, ["a", "b"], ["a", " a", "b", "c", "d", "e"]], ids=str)
+@pytest.mark.parametrize(
+    "names", [3, ["a", "b"], ["a", " a", "b", "c", "d", "e"], [*range(6)], [*"abcde", None]], ids=str
+)
 def test_metadata_that_does_not_fit_leaves_numbers_as_they_are(names):
     feature = {"names": names, "_type": "ClassLabel"}
     made = pa.table({"label": [0, 5]}).replace_schema_metadata(hugging_face(label=feature))

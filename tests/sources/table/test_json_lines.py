@@ -5,6 +5,7 @@ import gzip
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -78,7 +79,15 @@ def test_an_array_in_json_lines_is_named(indent, file):
 
 
 @pytest.mark.parametrize(
-    "values", [["x", "a\udcff"], [["x"], ["x", "a\udcff"]], [Path("x"), Path("a\udcff")]], ids=repr
+    "values",
+    [
+        ["x", "a\udcff"],
+        [["x"], ["x", "a\udcff"]],
+        [Path("x"), Path("a\udcff")],
+        [r"\ud83d", "a\udcff"],
+        [np.array(["x"]), np.array([*["x"] * 1500, "a\udcff", *["x"] * 1500])],
+    ],
+    ids=ascii,
 )
 def test_text_of_a_data_frame_that_is_not_utf8_is_named(values):
     with pytest.raises(ManifestError, match="the table given, row 1, column 'a': text that is not UTF-8"):

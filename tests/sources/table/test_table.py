@@ -219,7 +219,7 @@ def test_what_is_no_table(thing, advice):
 
 def test_frames_that_are_no_table():
     polars = pytest.importorskip("polars")
-    with pytest.raises(ConfigError, match=r"table: LazyFrame is neither a path, a DataFrame of pandas or polars"):
+    with pytest.raises(ConfigError, match=r"table: a LazyFrame has no rows yet; give frame.collect\(\)"):
         Table.of(polars.DataFrame({"a": [1]}).lazy(), ["a"])
     with pytest.raises(ManifestError, match="more than one column 'a'"):
         Table.of(pd.DataFrame([[1, 2]], columns=["a", "a"]), ["a"])
