@@ -385,7 +385,7 @@ class AsyncDataModule(pl.LightningDataModule):
     def describe(self, stages: Sequence[str] = STAGES) -> str:
         """A few lines about each stage: its samples, its order, its workers and its memory."""
         lines, memory = [], 0
-        for stage in [each for each in STAGES if each in stages]:
+        for stage in filter(stages.__contains__, STAGES):
             for loader in self._loaders_of(stage, described=True):
                 loader.footprint.budget.check()
                 memory += loader.footprint.budget.total

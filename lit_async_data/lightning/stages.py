@@ -207,9 +207,10 @@ def loader_of(
     source: Source, options: LoaderOptions, stage: Stage, number: int, trainer: pl.Trainer | None = None, **given: Any
 ) -> AsyncLoader:
     """The loader of a stage's source of this number; a Trainer gives it rank and device."""
+    given = {"rank": 0, "world_size": 1, **given}
     if trainer is not None:
         given |= {"rank": trainer.global_rank, "world_size": trainer.world_size, "device": trainer.strategy.root_device}
-    loader = AsyncLoader(source, options, **{"rank": 0, "world_size": 1} | given)
+    loader = AsyncLoader(source, options, **given)
     loader.evaluation = stage != "train"
     wiring = loader._wiring
     wiring.label = f"{stage}[{number}]" if number else stage

@@ -464,7 +464,7 @@ class IteratorFeed(Feed):
         return self._depth
 
     @depth.setter
-    def depth(self, depth: int) -> None:
+    def depth(self, depth: int) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         self._depth = depth
         if (reader := self.reader) is not None:  # read once, here and below: another thread may close the loader
             reader.depth = depth

@@ -112,7 +112,8 @@ def _of_rule(source: Source, given: str, places: Places, option: str) -> Groups 
 def _present(codes: Indices, names: Sequence[str], what: str) -> Groups:
     """Groups without those that no sample has, as in a subset."""
     present, dense = np.unique(codes, return_inverse=True)
-    return Groups(dense, [names[code] for code in present.tolist()], what)
+    left: list[int] = present.tolist()
+    return Groups(dense, [names[code] for code in left], what)
 
 
 def _of_column(source: Source, given: str, option: str) -> Groups:

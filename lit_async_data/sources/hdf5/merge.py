@@ -66,7 +66,8 @@ def merge_patches(predictions: Any, source: Source, path: str | os.PathLike[str]
         raise ConfigError(f"{path} exists; move or delete it, or give another path", "path")
     places, there = source.places(), np.ones(count, bool)
     begins, ids = starts([len(part.own_rows) for part in parts]), source.ids(np.arange(count))
-    marks: Any = predictions.parent.get("missing") if isinstance(predictions, h5py.Dataset) else None
+    beside: Any = predictions.parent if isinstance(predictions, h5py.Dataset) else {}
+    marks = beside.get("missing")
     if isinstance(marks, h5py.Dataset) and marks.shape == there.shape and marks.dtype == bool:
         there = ~marks[...]
     partial = f"{path}.{os.getpid()}.partial"

@@ -122,7 +122,7 @@ def as_numbers(array: Any, column: str, origin: RowOrigin, owners: Indices | Non
     numbers = _cast(trimmed, library.float64())
     if numbers is None:
         place = _first_bad_row(trimmed, lambda part: _cast(part, library.float64()) is None)
-        ways = "write a decimal point and no comma, leave the cell empty if there is no value, or set kind: class"
+        ways = "write it with a point, not a comma, leave the cell empty if there is no value, or set kind: class"
         raise fail(place, f"is not a number; {ways}")
     long = compute.match_substring_regex(trimmed, r"^[+-]?[0-9]{16,}$")
     rounded = compute.and_kleene(long, compute.greater_equal(compute.abs(numbers), float(INEXACT)))

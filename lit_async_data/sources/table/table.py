@@ -346,6 +346,7 @@ class Table:
         filter leaves out rows without a value, and reads text as numbers to compare it with a number.
         """
         names = list(dict.fromkeys(columns))
+        remaining: Any
         remaining, origin = read_table(given, names, filters_of(filters), text_format)
         arrays = {}
         for name in names:
@@ -392,7 +393,7 @@ class Table:
         if kind == "text" and isinstance(name, str):
             texts = labels.parsed_text(self.array(name), name, self.origin, separator, kind=None)
             return labels.texts_of(texts, name, self.origin, null, max_length)
-        several, columns = not isinstance(name, str), list[tuple[str, Any]]()
+        several, columns, lists = not isinstance(name, str), list[tuple[str, Any]](), False
         for each in [name] if isinstance(name, str) else name:
             array = self.array(each)
             if kind == "class" or classes is not None:
@@ -404,10 +405,11 @@ class Table:
                 raise ConfigError(f"{what}; leave out kind to use its numbers as labels", "kind")
             if text and kind is None and classes is None and not several:
                 labels.check_notation(array, each, self.origin)
+            lists = formats.is_text_list(array.type)
             columns.append((each, labels.column_of(array, each, self.origin, classes, null, most=max_length)))
         if several:
             return labels.side_by_side(columns, self.origin, null)
-        return labels.with_null(columns[0][1], null, self.origin, each, lists=formats.is_text_list(array.type))
+        return labels.with_null(columns[0][1], null, self.origin, columns[0][0], lists=lists)
 
     def first(self, name: str, separator: str | None = None) -> Any:
         """The first value in a column, also inside a list or a cell with a separator; None if there is none."""

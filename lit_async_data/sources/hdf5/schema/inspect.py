@@ -339,11 +339,13 @@ def open_dataset(file: h5py.File, path: str, name: str, advice: str = "") -> h5p
 
 
 def _not_found(file: h5py.File, path: str, name: str, error: KeyError, advice: str) -> SourceError:
-    context, said = context_of(path, name), "".join(map(str, error.args))  # str() of a KeyError is quoted
-    link = file.get(name, getlink=True)
+    context: dict[str, Any] = context_of(path, name)
+    link: Any = file.get(name, getlink=True)
+    said = "".join(map(str, error.args))  # str() of a KeyError is quoted
     if link is None:
-        return MissingError(f"has no dataset {name!r}{_suggestion(file, name, advice)}", **context | {"place": path})
-    above, soft = file[posixpath.dirname(f"/{name.strip('/')}")], isinstance(link, h5py.SoftLink)
+        return MissingError(f"has no dataset {name!r}{_suggestion(file, name, advice)}", **{**context, "place": path})
+    above: Any = file[posixpath.dirname(f"/{name.strip('/')}")]
+    soft = isinstance(link, h5py.SoftLink)
     found = not soft or isinstance(above.get(link.path, getlink=True), h5py.HardLink)
     if isinstance(link, h5py.ExternalLink) or not found:
         what = f"is a broken link to {link.path} of {getattr(link, 'filename', 'this file')}: {said}"
