@@ -59,7 +59,7 @@ class Recipe:
         return schedule.seed if self.options.augment else None
 
     def transformation(self, schedule: Schedule, batches: int = 1) -> Transformation | None:
-        """Reads so many batches together; fewer, if padded samples would take more elements than a batch can have."""
+        """Takes at most ``batches`` at once; fewer if padded samples would take more elements than these can have."""
         source, hooks, capacity = self.source, self.hooks, batches * schedule.capacity
         if not hooks:
             return None

@@ -587,7 +587,7 @@ def check_range(samples: Indices, source: Source) -> None:
 
 
 def renumbered(kept: int, count: int) -> str:
-    """A line on samples that are left out of so many; empty if none is."""
+    """A line that says how many of ``count`` samples are left out; empty if all are kept."""
     if kept == count:
         return ""
     return f"{count - kept:,} of {count:,} samples are left out, and sample numbers (`index`) count the rest"

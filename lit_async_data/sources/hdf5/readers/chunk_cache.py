@@ -289,7 +289,7 @@ class KeptSlabs:
             return content[0], content[1][numbers]
 
 
-ONE_BY_ONE = 4096  # rows of so many bytes are copied one by one; a fancy index would copy each twice
+ONE_BY_ONE = 4096  # rows of this many bytes and more are copied one by one; a fancy index would copy each twice
 
 
 class ChunkedReader(Reader):
