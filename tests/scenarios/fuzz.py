@@ -161,8 +161,8 @@ def by_others(path, key, number):
     """What h5py, numpy, Pillow, pyarrow or Python read; None if it is no value."""
     if path.endswith("h5"):
         with h5py.File(path) as file:
-            if isinstance(file[key], h5py.Group):
-                return ANY  # a damaged offset selects other values of the file; nothing can detect that
+            if isinstance(file.get(key), h5py.Group | None):
+                return ANY  # a damaged offset or type selects other values of the file; nothing can detect that
             one = np.asarray(file[key][number])
         with h5py.File(path) as file:
             whole = file[key][...] if file[key].size < 10**6 else file[key]
@@ -178,7 +178,7 @@ def by_others(path, key, number):
         lines = (line for line in file if line.strip())
         text = csv.DictReader(file, delimiter="\t" if path.endswith("tsv") else ",", strict=True)
         rows = list(map(json.loads, lines) if "json" in os.path.basename(path) else text)
-        return np.asarray(float(rows[number][key]))
+        return np.asarray(float(str(rows[number][key]).strip()))  # more than float() strips
 
 
 def written(folder, seed):
