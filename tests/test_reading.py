@@ -12,14 +12,8 @@ from lit_async_data.reading import open_reader, read
 from lit_async_data.sources.hdf5.readers.slabs import IndexedSlabDecoder
 
 ROWS = 3000
-SELECTIONS = [
-    None,
-    slice(100, 2000),
-    slice(None, None, -7),
-    np.random.default_rng(0).integers(-ROWS, ROWS, 200),
-    np.arange(ROWS) % 3 == 0,
-    [],
-]
+DRAWN = np.random.default_rng(0).integers(-ROWS, ROWS, 200)
+SELECTIONS = [None, slice(100, 2000), slice(None, None, -7), DRAWN, np.arange(ROWS) % 3 == 0, []]
 
 
 @pytest.fixture(scope="module")

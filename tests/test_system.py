@@ -3,6 +3,8 @@
 import errno
 import os
 
+from support.failures import raising
+
 from lit_async_data import system
 
 
@@ -15,10 +17,7 @@ def test_a_page_of_a_file_in_memory_is_not_cold(tmp_path):
 
 
 def test_a_system_that_cannot_tell_calls_nothing_cold(monkeypatch):
-    def unsupported(*_):
-        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-
-    monkeypatch.setattr(os, "preadv", unsupported)
+    monkeypatch.setattr(os, "preadv", raising(OSError(errno.EOPNOTSUPP, "Operation not supported")))
     assert system.is_cold(0, 0) is None
 
 

@@ -138,12 +138,8 @@ def test_flatten_and_rebuilt_restore_the_batch_and_change_neither_it_nor_the_ske
 
 def test_leaves_are_named_by_their_paths():
     batch = ([Leaf(), {"boxes": Leaf(), 3: "text"}], Pair(Leaf(), Sample(Leaf())))
-    assert list(flatten(batch, is_leaf)[0]) == [
-        "batch[0][0]",
-        "batch[0][1]['boxes']",
-        "batch[1][0]",
-        "batch[1][1].image",
-    ]
+    found = list(flatten(batch, is_leaf)[0])
+    assert found == ["batch[0][0]", "batch[0][1]['boxes']", "batch[1][0]", "batch[1][1].image"]
 
 
 def test_the_same_leaf_twice_stays_one():
@@ -256,9 +252,8 @@ class Refusing(Odd):
 @pytest.mark.parametrize("odd", [Odd(Leaf(), 2), OddMapping("text"), Refusing(Leaf(), 2)])
 def test_a_container_that_cannot_be_rebuilt_is_an_error_that_names_class_and_path(odd):
     kind = type(odd).__name__
-    with pytest.raises(
-        FormatError, match=rf"^batch\['here'\] is a {kind}, which cannot be built.*Give {kind} a method"
-    ):
+    said = rf"^batch\['here'\] is a {kind}, which cannot be built.*Give {kind} a method"
+    with pytest.raises(FormatError, match=said):
         flatten({"here": odd}, is_leaf)
 
 

@@ -44,11 +44,9 @@ LOADER = ["data.loader.workers=2", "data.loader.batch_size=5", "data.loader.seed
 
 
 @pytest.fixture
-def files(tmp_path, monkeypatch):
+def files(tmp_path, monkeypatch, h5):
     monkeypatch.chdir(tmp_path)
-    with h5py.File("x.h5", "w") as file:
-        file["data"] = np.zeros((30, 4, 4), np.uint8)
-        file["labels"] = np.arange(30) % 3
+    h5(data=np.zeros((30, 4, 4), np.uint8), labels=np.arange(30) % 3)
 
 
 @pytest.fixture
@@ -204,13 +202,12 @@ def test_settings_in_a_file_replace_ours(foreign, table, group, settings):
     dm.close()
 
 
-def test_the_configuration_in_the_docs_is_that_of_a_project(tmp_path, monkeypatch):
+def test_the_configuration_in_the_docs_is_that_of_a_project(tmp_path, monkeypatch, h5):
     text = (ROOT / "docs/training/command_line.md").read_text()
     shutil.copytree(ROOT / "examples/hydra_project/conf", tmp_path / "conf")
     (tmp_path / "conf/config.yaml").write_text(re.search(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[1])
     monkeypatch.chdir(tmp_path)
-    with h5py.File("waves_train.h5", "w") as file:
-        file["signal"], file["target"] = np.zeros((40, 128), np.float32), np.zeros(40, np.float32)
+    h5("waves_train.h5", signal=np.zeros((40, 128), np.float32), target=np.zeros(40, np.float32))
     with initialize_config_dir(str(tmp_path / "conf"), version_base="1.3"):
         cfg = compose("config")
     GlobalHydra.instance().clear()

@@ -20,33 +20,20 @@ BATCHES = SAMPLES // BATCH
 class Clock:
     """Wall and processor time, which pass only when a test says so."""
 
-    def __init__(self):
-        self.wall_s = self.cpu_s = 0.0
+    wall_s = cpu_s = 0.0
 
-    def works(self, seconds):
+    def passes(self, seconds, *, works=True):
         self.wall_s += seconds
-        self.cpu_s += seconds
-
-    def waits(self, seconds):
-        self.wall_s += seconds
+        self.cpu_s += works * seconds
 
 
 @pytest.fixture
 def clock(monkeypatch):
     now = Clock()
-    fake = types.SimpleNamespace(
-        perf_counter=lambda: now.wall_s,
-        monotonic=lambda: now.wall_s,
-        thread_time=lambda: now.cpu_s,
-        process_time=lambda: now.cpu_s,
-    )
-    for module in (
-        "sources.contract.stage_clock",
-        "sources.hdf5.readers.slabs",
-        "engine.hooks",
-        "engine.loader.async_loader",
-        "engine.loader.base_loader",
-    ):
+    wall, cpu = (lambda: now.wall_s), (lambda: now.cpu_s)
+    fake = types.SimpleNamespace(perf_counter=wall, monotonic=wall, thread_time=cpu, process_time=cpu)
+    engine = "engine.hooks", "engine.loader.async_loader", "engine.loader.base_loader"
+    for module in ("sources.contract.stage_clock", "sources.hdf5.readers.slabs", *engine):
         monkeypatch.setattr(f"lit_async_data.{module}.time", fake)
     return now
 
@@ -56,27 +43,16 @@ def compressed(h5, rows=ROWS):
     return h5(data=data, labels=np.arange(SAMPLES))
 
 
-class Storage(ArraySource):
-    """Takes its time to be read."""
-
-    def __init__(self, takes):
-        super().__init__({"x": np.zeros((SAMPLES, 4))})
-        self._takes = takes
-
-    def read_into(self, samples, out):
-        self._takes()
-        super().read_into(samples, out)
-
-
 def one_epoch(loader):
     for _ in loader:
         pass
     return loader.stats().stages
 
 
-@pytest.mark.parametrize(("takes", "cpu_s"), [("waits", 0.0), ("works", 0.5 * BATCHES)])
-def test_slow_storage_and_python_code_that_reads(clock, takes, cpu_s):
-    source = Storage(lambda: getattr(clock, takes)(0.5))
+@pytest.mark.parametrize(("works", "cpu_s"), [(False, 0.0), (True, 0.5 * BATCHES)])
+def test_slow_storage_and_python_code_that_reads(clock, monkeypatch, works, cpu_s):
+    monkeypatch.setattr(ArraySource, "read_into", lambda *_: clock.passes(0.5, works=works))
+    source = ArraySource({"x": np.zeros((SAMPLES, 4))})
     with AsyncLoader(source, {"batch_size": BATCH, "workers": 0}) as loader:
         stages = one_epoch(loader)
     assert (stages.read, stages.cpu_s) == (Work(0.5 * BATCHES, bytes=SAMPLES * 32), cpu_s)
@@ -88,7 +64,7 @@ def test_slow_decoding(clock, h5, monkeypatch, rows, shuffle):
     decode = FilterPipeline.decode
 
     def slow(*arguments):
-        clock.works(2.0)
+        clock.passes(2.0)
         return decode(*arguments)
 
     monkeypatch.setattr(FilterPipeline, "decode", slow)
@@ -103,7 +79,7 @@ def test_slow_decoding(clock, h5, monkeypatch, rows, shuffle):
 
 def test_a_slow_transform(clock):
     def slow(batch):
-        clock.works(0.5)
+        clock.passes(0.5)
         return batch
 
     source = ArraySource({"x": np.zeros((SAMPLES, 4))})
@@ -120,14 +96,11 @@ def test_copies_are_a_stage_by_the_clock_of_the_device():
 
 @pytest.mark.processes
 def test_a_reader_process_reports_its_stages(h5):
-    path = compressed(h5)
+    path, hooks = compressed(h5), {"batch_transform": lambda batch: batch}
 
     def stages(kind):
         options = {"batch_size": BATCH, "worker_kind": kind, "workers": 1, "shuffle": "chunk"}
-        with (
-            contextlib.closing(HDF5Source(path)) as source,
-            AsyncLoader(source, options, batch_transform=lambda batch: batch) as loader,
-        ):
+        with contextlib.closing(HDF5Source(path)) as source, AsyncLoader(source, options, **hooks) as loader:
             assert len(list(loader)) == BATCHES
             stats = loader.stats()
             assert stats.workers == 1

@@ -7,6 +7,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from support.failures import raising
 from support.threads.interrupts import interrupted
 
 from lit_async_data.engine import supervisor
@@ -25,11 +26,8 @@ def test_an_interrupt_while_the_end_of_a_thread_is_awaited_makes_nobody_wait_for
 
 
 def test_a_thread_that_cannot_be_started_is_an_error_at_once(monkeypatch):
-    def refused(thread):
-        raise RuntimeError("can't start new thread")
-
     worker = ThreadWorker(0, lambda worker: False)
-    monkeypatch.setattr(threading.Thread, "start", refused)
+    monkeypatch.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
     with pytest.raises(WorkerError, match="could not be started: can't start new thread"):
         worker.start()
     assert worker.join(0)
@@ -88,12 +86,9 @@ def test_a_worker_that_is_given_up_before_it_begins_never_works(monkeypatch):
         assert go.wait(30)
         start(thread)
 
-    def wait(timeout=None):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", late)
-        patch.setattr(worker, "_launched", SimpleNamespace(wait=wait, open=bool))
+        patch.setattr(worker, "_launched", SimpleNamespace(wait=raising(KeyboardInterrupt), open=bool))
         with pytest.raises(KeyboardInterrupt):
             worker.start()
         assert not worker.join(0)

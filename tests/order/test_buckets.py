@@ -47,15 +47,6 @@ def test_buckets_beyond_the_longest_sample_cost_nothing():
     assert len(buckets.batches(1)[1]) == 3
 
 
-def test_epochs_put_other_samples_together():
-    buckets = Buckets.of(np.arange(400) % 40, 16, None, 4)
-    one, two = (
-        {frozenset(samples[a:b]) for a, b in itertools.pairwise(edges)}
-        for samples, edges in (buckets.batches(1), buckets.batches(2))
-    )
-    assert not one & two
-
-
 @pytest.mark.parametrize(
     ("elements", "given", "option", "text"),
     [

@@ -22,16 +22,8 @@ SHARES = Shares(ChunkExtents([ChunkRun(600, ROWS)]))
 
 
 def schedule_of(batch_size=16, *, shuffle="chunk", length=600, start=0, **options):
-    plan = functools.partial(
-        plan_of,
-        length=length,
-        batch_size=batch_size,
-        shuffle=shuffle,
-        seed=1,
-        runs=(ChunkRun(length, ROWS),),
-        shuffle_chunks=WIDTH,
-        **options,
-    )
+    given = {"length": length, "batch_size": batch_size, "shuffle": shuffle, "shuffle_chunks": WIDTH, "seed": 1}
+    plan = functools.partial(plan_of, runs=(ChunkRun(length, ROWS),), **given | options)
     return Schedule(plan, shuffled=True).limited(Limits(0, start=start))
 
 
@@ -71,11 +63,8 @@ def test_each_chunk_falls_due_once_while_the_group_before_is_dealt(options, shar
 
 def test_a_group_falls_due_evenly():
     schedule = schedule_of()
-    counts = [
-        sum(len(found) for _, found in due(schedule, *pair, SHARES))
-        for pair in itertools.pairwise(keys_of(schedule, 1))
-    ]
-    assert set(counts[:30]) == {1, 2}
+    pairs = itertools.islice(itertools.pairwise(keys_of(schedule, 1)), 30)
+    assert {sum(len(found) for _, found in due(schedule, *pair, SHARES)) for pair in pairs} == {1, 2}
 
 
 def test_groups_that_were_passed_are_left_out():
@@ -115,22 +104,13 @@ few_runs = st.lists(st.builds(ChunkRun, samples=st.integers(3, 90), rows=st.inte
 
 @st.composite
 def plans(draw, shuffles=("none", "chunk", "global")):
-    runs = draw(few_runs)
+    runs, world_size = draw(few_runs), draw(st.integers(1, 3))
     length = sum(run.samples for run in runs)
-    world_size = draw(st.integers(1, 3))
-    return plan_of(
-        length=length,
-        batch_size=draw(st.integers(1, 40)),
-        shuffle=draw(st.sampled_from(shuffles)),
-        seed=draw(st.integers(0, 9)),
-        epoch=draw(st.integers(0, 2)),
-        rank=draw(st.integers(0, world_size - 1)),
-        world_size=world_size,
-        start=draw(st.integers(0, length - world_size)),
-        runs=tuple(runs),
-        shuffle_chunks=draw(st.integers(1, 12)),
-        weights=Weights(np.arange(1, length + 1), length) if draw(st.booleans()) else None,
-    )
+    order = {"shuffle": st.sampled_from(shuffles), "shuffle_chunks": st.integers(1, 12), "seed": st.integers(0, 9)}
+    dealt = {"batch_size": st.integers(1, 40), "rank": st.integers(0, world_size - 1), "epoch": st.integers(0, 2)}
+    given = draw(st.fixed_dictionaries(order | dealt | {"start": st.integers(0, length - world_size)}))
+    weights = Weights(np.arange(1, length + 1), length) if draw(st.booleans()) else None
+    return plan_of(length=length, world_size=world_size, runs=tuple(runs), weights=weights, **given)
 
 
 def batches(plan):
@@ -138,27 +118,17 @@ def batches(plan):
         yield step, plan.bounds(step)[0], plan.batch(step)
 
 
-@given(plan=plans(), readers=st.integers(2, 5))
-def test_each_sample_has_one_reader_of_those_there_are(plan, readers):
-    shares = Shares(ChunkExtents(plan.decks.runs))
-    for _, first, samples in batches(plan):
-        found = shares.readers(plan, first, samples, readers)
-        assert found.shape == samples.shape
-        assert ((found >= 0) & (found < readers)).all()
-        own = [shares.own(plan, first, samples, Share(reader, readers)) for reader in range(readers)]
-        assert sorted(np.concatenate(own).tolist()) == list(range(len(samples)))
-        assert all((np.diff(places) > 0).all() for places in own)
-
-
 @given(plan=plans(), readers=st.integers(2, 5), kept=st.booleans())
-def test_all_samples_of_a_chunk_have_the_same_reader_all_epoch_and_in_the_next_where_chunks_are_kept(
-    plan, readers, kept
-):
+def test_all_samples_of_a_chunk_have_one_reader_all_epoch_and_in_the_next_where_chunks_are_kept(plan, readers, kept):
     extents = ChunkExtents(plan.decks.runs)
-    readers_of = collections.defaultdict(set)
+    shares, readers_of = Shares(extents, kept), collections.defaultdict(set)
     for each in [plan, dataclasses.replace(plan, epoch=1)][: 1 + kept]:
         for _, first, samples in batches(each):
-            found = Shares(extents, kept).readers(each, first, samples, readers)
+            found = shares.readers(each, first, samples, readers)
+            for reader in range(readers):
+                own = shares.own(each, first, samples, Share(reader, readers))
+                assert own.tolist() == np.flatnonzero(found == reader).tolist()
+            assert {*found.tolist()} <= {*range(readers)}
             for chunk, reader in zip(extents.chunks_of(samples).tolist(), found.tolist(), strict=True):
                 readers_of[chunk].add(reader)
     assert all(len(found) == 1 for found in readers_of.values())
@@ -166,7 +136,6 @@ def test_all_samples_of_a_chunk_have_the_same_reader_all_epoch_and_in_the_next_w
 
 @given(plan=plans(shuffles=("chunk",)), readers=st.integers(2, 5), kept=st.booleans())
 def test_what_is_decoded_ahead_by_a_reader_is_what_it_will_read(plan, readers, kept):
-    """`due` finds the reader of a chunk by its place in the order of chunks."""
     order, extents = plan.deck.chunk_order, ChunkExtents(plan.decks.runs)
     shares, reader_of_chunk = Shares(extents, kept), {}
     for number in range(order.groups):
@@ -183,17 +152,7 @@ def test_what_is_decoded_ahead_by_a_reader_is_what_it_will_read(plan, readers, k
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_the_chunks_of_a_group_fall_evenly_to_the_readers_of_each_rank(world_size):
     for rank in range(world_size):
-        plan = plan_of(
-            length=6400,
-            batch_size=16,
-            shuffle="chunk",
-            seed=1,
-            epoch=0,
-            rank=rank,
-            world_size=world_size,
-            runs=(ChunkRun(6400, 100),),
-            shuffle_chunks=16,
-        )
+        plan = schedule_of(length=640, rank=rank, world_size=world_size, shuffle_chunks=16).plan(0)
         shares = Shares(ChunkExtents(plan.decks.runs))
         for _, first, samples in batches(plan):
             assert np.bincount(shares.readers(plan, first, samples, 4)).tolist() == [4, 4, 4, 4]

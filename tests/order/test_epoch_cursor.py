@@ -103,17 +103,9 @@ def test_a_loader_that_takes_the_place_of_another_counts_on():
     assert names(after, 2) == [4]
 
 
-STATE = OrderState(
-    epoch=3,
-    position=40,
-    samples=100,
-    seed=7,
-    shuffle="chunk",
-    shuffle_chunks=8,
-    drawn="ab",
-    source={"samples": 100, "fields": "x uint8"},
-    history=(Segment(0, 2, 4), Segment(16, 3, 8)),
-)
+ORDER = {"seed": 7, "shuffle": "chunk", "shuffle_chunks": 8, "drawn": "ab"}
+SOURCE, HISTORY = {"samples": 100, "fields": "x uint8"}, (Segment(0, 2, 4), Segment(16, 3, 8))
+STATE = OrderState(epoch=3, position=40, samples=100, source=SOURCE, history=HISTORY, **ORDER)
 
 
 def test_it_survives_any_format_of_plain_values():

@@ -86,17 +86,10 @@ def job(typed, monkeypatch, tmp_path, images):
 
 
 def settings(images):
-    return [
-        "data=hdf5",
-        f"data.train.path={images}",
-        f"data.val.path={images}",
-        f"model._target_={__name__}.Remembering",
-        "loader.return_indices=true",
-        f"loader.batch_size={BATCH}",
-        "loader.shuffle=global",
-        "trainer.num_sanity_val_steps=0",
-        f"trainer.max_epochs={EPOCHS}",
-    ]
+    data = ["data=hdf5", f"data.train.path={images}", f"data.val.path={images}"]
+    loader = ["loader.return_indices=true", f"loader.batch_size={BATCH}", "loader.shuffle=global"]
+    trainer = ["trainer.num_sanity_val_steps=0", f"trainer.max_epochs={EPOCHS}"]
+    return [f"model._target_={__name__}.Remembering", *data, *loader, *trainer]
 
 
 def order(seed=42):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
+from support.failures import raising
 from support.lightning.command_line import CONFIGS, LIGHTNING_SAYS, QUIET, ROOT
 from support.lightning.trainer import Learning
 from support.pages import programs
@@ -82,12 +83,8 @@ def test_a_foreign_file_says_what_is_left_out(typed, tmp_path, images):
     quick = ["trainer.max_epochs=1", "loader.batch_size=16", "trainer.log_every_n_steps=1", "logger=csv"]
     out, ending = typed("data=hdf5", f"data.train.path={images}", *quick, *QUIET[:-1])
     assert ending is None
-    for said in (
-        "100 samples",
-        "callback early_stopping is left out",
-        "no test set (data.test): testing is skipped",
-        "training waited ",
-    ):
+    left_out = "callback early_stopping is left out", "no test set (data.test): testing is skipped"
+    for said in ("100 samples", "training waited ", *left_out):
         assert said in out
     assert "seed: 42" not in out
     assert list((tmp_path / "logs").rglob("metrics.csv"))
@@ -233,10 +230,7 @@ def test_what_was_trained_is_saved_and_no_callback_waits_for_a_metric_that_never
 
 
 def test_an_error_of_the_model_keeps_its_traceback(typed, monkeypatch):
-    def fails(self, batch):
-        raise RuntimeError("of the user")
-
-    monkeypatch.setattr(Small, "training_step", fails)
+    monkeypatch.setattr(Small, "training_step", raising(RuntimeError("of the user")))
     with pytest.raises(RuntimeError, match="of the user"):
         typed(f"model._target_={__name__}.Small", *QUIET)
 

@@ -5,7 +5,6 @@ import weakref
 
 import numpy as np
 import pytest
-import torch
 from support.device.training_loop import STEPS, Step, queue_on
 from support.sources.numbered import loader_of, order, seen
 from support.threads.number_pipelines import running
@@ -17,8 +16,6 @@ from lit_async_data.engine.device.feeds import (
     BLOCK,
     MOST_BLOCKS,
     CopyFeed,
-    DeviceBuffers,
-    HostBatch,
     LentFeed,
     SmallCopies,
     moves,
@@ -47,16 +44,6 @@ pytestmark = pytest.mark.usefixtures("however_slow_the_machine_is")
 )
 def test_an_object_goes_to_a_device_unless_its_to_converts_to_something_else(to, goes):
     assert moves(type("Value", (), {"to": to})()) is goes
-
-
-def test_a_batch_takes_the_memory_of_its_parts():
-    host = HostBatch({"x": torch.zeros(2, 3)}, torch.zeros(5, dtype=torch.uint8))
-    assert host.buffers == DeviceBuffers({"x": ((2, 3), torch.float32)}, 5)
-    assert HostBatch().buffers == DeviceBuffers({}, None)
-
-
-def numbered(number, count=100, dtype=np.int64):
-    return np.full(count, number, dtype)
 
 
 def copy_by(copies, array):
@@ -89,7 +76,7 @@ def test_a_view_that_skips_is_copied():
 @pytest.mark.parametrize("count", [1, 100, 3000, SMALL_BYTES // 8, SMALL_BYTES // 8 + 1])
 def test_copies_that_are_kept_never_change(count):
     copies = SmallCopies()
-    kept = [copy_by(copies, numbered(number, count)) for number in range(300)]
+    kept = [copy_by(copies, np.full(count, number)) for number in range(300)]
     for number, copy in enumerate(kept):
         assert (copy == number).all()
         copy[...] = -1  # the user writes to it
@@ -98,7 +85,7 @@ def test_copies_that_are_kept_never_change(count):
 
 def test_copies_beyond_the_blocks_are_ordinary_ones():
     copies = SmallCopies()
-    kept = [copy_by(copies, numbered(number, SMALL_BYTES // 8)) for number in range(2 * MOST_BLOCKS + 3)]
+    kept = [copy_by(copies, np.full(SMALL_BYTES // 8, number)) for number in range(2 * MOST_BLOCKS + 3)]
     assert len(copies._blocks) == MOST_BLOCKS
     assert sum(copy.base is None for copy in kept) == 3
     assert all((copy == number).all() for number, copy in enumerate(kept))
@@ -107,34 +94,25 @@ def test_copies_beyond_the_blocks_are_ordinary_ones():
 def test_a_block_is_used_again_when_the_last_view_of_its_copies_is_gone():
     copies = SmallCopies()
     count = BLOCK // 8 // 2
-    first = copy_by(copies, numbered(1, count))
+    first = copy_by(copies, np.full(count, 1))
     view = first[3:5]
     where = address(first)
     del first
-    others = [copy_by(copies, numbered(2, count)) for _ in range(3)]
+    others = [copy_by(copies, np.full(count, 2)) for _ in range(3)]
     assert view.tolist() == [1, 1]
     assert where not in [address(other) for other in others]
     del view, others
-    again = [copy_by(copies, numbered(3, count)) for _ in range(4)]
+    again = [copy_by(copies, np.full(count, 3)) for _ in range(4)]
     assert where in [address(other) for other in again]
     assert len(copies._blocks) == 2
 
 
-class FreesTheSlotWithItsFirstBatch(CopyFeed):
-    def _take(self, filled):
-        super()._take(filled)
-        slots = [filled.slot]
-        for _, host in self._left:
-            host.release = lambda: [self.pipeline.pool.move(slots.pop(), "copied")] if slots else None
-
-
-@pytest.mark.parametrize(("feed", "right"), [(CopyFeed, True), (FreesTheSlotWithItsFirstBatch, False)])
-def test_a_slot_is_not_filled_again_before_all_of_its_batches_have_been_copied(feed, right):
+def test_a_slot_is_not_filled_again_before_all_of_its_batches_have_been_copied():
     """1. Batches 1 and 2 lie in one slot. 2. Batch 1 has been copied. 3. The copy of batch 2 is enqueued on a slow side
     stream. 4. Batch 3 is read. 5. The copy runs."""
     streams = FakeStreams("side")
     step = Step(streams)
-    with queue_on(streams, workers=0, feed=feed, batches=2) as queue:
+    with queue_on(streams, workers=0, batches=2) as queue:
         plan = queue.feed.pipeline.schedule.plan(0)
         queue.feed.poll = queue.feed.get  # batches are read when the queue looks for them
         for queue.depth in (2, 4):
@@ -144,19 +122,12 @@ def test_a_slot_is_not_filled_again_before_all_of_its_batches_have_been_copied(f
         for number in range(STEPS):
             step(BatchIndex(0, number), queue.take(BatchIndex(0, number)), plan.batch(number))
         streams.synchronize()
-    assert (step.wrong == []) is right
+    assert step.wrong == []
 
 
-class KeepsTheSlotOfWhatItDrops(CopyFeed):
-    def rest(self, *, wait):
-        self._left.clear()
-
-
-@pytest.mark.parametrize(("feed", "left"), [(CopyFeed, 0), (KeepsTheSlotOfWhatItDrops, 1)])
 @pytest.mark.parametrize("ending", ["another epoch", "the end of the pass"])
-def test_a_slot_is_free_when_the_rest_of_its_batches_is_dropped(feed, left, ending):
-    streams = FakeStreams("side")
-    with queue_on(streams, feed=feed, depth=0, workers=0, batches=2) as queue:
+def test_a_slot_is_free_when_the_rest_of_its_batches_is_dropped(ending):
+    with queue_on(FakeStreams("side"), depth=0, workers=0, batches=2) as queue:
         for number in range(2):  # batches 1 and 2 lie in one slot
             queue.take(BatchIndex(0, number))
         assert queue.feed.ready == 1
@@ -166,7 +137,7 @@ def test_a_slot_is_free_when_the_rest_of_its_batches_is_dropped(feed, left, endi
             queue.feed.rest(wait=True)
         assert queue.feed.ready == 0
         queue.reclaim(block=True)
-        assert queue.feed.pipeline.pool.count(COPYING) == left
+        assert queue.feed.pipeline.pool.count(COPYING) == 0
 
 
 def test_fields_of_a_slot_of_several_batches_travel_by_themselves():

@@ -19,6 +19,7 @@ import pytorch_lightning as pl
 import torch
 from support.device import pretended
 from support.device.pretended import MACHINES, PretendedRig
+from support.sources.numbered import numbers
 from waiting.on_device import measures
 from waiting.on_device.contenders import MIB, Contender, Resident, contenders, source
 from waiting.on_device.hazards import HAZARDS
@@ -216,12 +217,6 @@ def test_pageable_batches_of_other_loaders_are_copied_from_pinned_memory_too(ste
         assert {event["name"] for event in measures.copies(events)} == {"Memcpy HtoD (Pinned -> Device)"}
 
 
-def numbered():
-    """Sample n is a row of n, beside which stands n: up to 60, every float of any size holds that."""
-    numbers = np.arange(SAMPLES)
-    return ArraySource({"x": np.repeat(numbers[:, None].astype(np.float32), 20_000, axis=1), "y": numbers})
-
-
 class Seeing(pl.LightningModule):
     """Checks each batch against its numbers, and what type it came in."""
 
@@ -257,7 +252,7 @@ class Seeing(pl.LightningModule):
     ],
 )
 def test_batches_are_converted_as_the_precision_says(depth, precision, dtype):
-    with lad.AsyncLoader(numbered(), {"batch_size": BATCH, "shuffle": True}, device="cuda") as loader:
+    with lad.AsyncLoader(numbers(SAMPLES), {"batch_size": BATCH, "shuffle": True}, device="cuda") as loader:
         model = fitted(Seeing(), loader, *prefetchers(depth), max_epochs=2, precision=precision)
     assert model.types == {dtype}
     assert sorted(model.seen) == sorted([*range(SAMPLES)] * 2)
@@ -266,11 +261,11 @@ def test_batches_are_converted_as_the_precision_says(depth, precision, dtype):
 @DEPTHS
 def test_accumulated_gradients_are_those_of_batches_in_memory(depth):
     options = {"batch_size": BATCH, "shuffle": False}
-    with lad.AsyncLoader(numbered(), options) as loader:
+    with lad.AsyncLoader(numbers(SAMPLES), options) as loader:
         batches = [{name: tensor.clone() for name, tensor in batch.items()} for batch in loader]
     in_memory = torch.utils.data.DataLoader(Resident(batches), batch_size=None)
     plain = fitted(Seeing(), in_memory, accumulate_grad_batches=4, max_epochs=2)
-    with lad.AsyncLoader(numbered(), options, device="cuda") as loader:
+    with lad.AsyncLoader(numbers(SAMPLES), options, device="cuda") as loader:
         model = fitted(Seeing(), loader, *prefetchers(depth), accumulate_grad_batches=4, max_epochs=2)
     assert model.seen == plain.seen
     torch.testing.assert_close(model.layer.weight, plain.layer.weight)
@@ -325,7 +320,7 @@ def test_nested_batches_of_images_of_different_sizes_arrive_whole(pinned, depth,
 
 
 def test_what_was_kept_of_a_batch_never_changes():
-    with lad.AsyncLoader(numbered(), {"batch_size": BATCH, "shuffle": False}, device="cuda") as loader:
+    with lad.AsyncLoader(numbers(SAMPLES), {"batch_size": BATCH, "shuffle": False}, device="cuda") as loader:
         kept = [copy.copy(batch) for _ in range(3) for batch in loader]
         torch.cuda.synchronize()
         for batch in kept:

@@ -27,8 +27,6 @@ class Dict(dict):
 
 
 class Numbers(collections.UserDict):
-    """A mapping of somebody else's, which moves itself."""
-
     def to(self, device):
         return self
 

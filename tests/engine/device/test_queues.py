@@ -4,9 +4,7 @@ That the waits are enough, whatever the streams do in time, is shown in test_wai
 """
 
 import contextlib
-import dataclasses
 import gc
-import pathlib
 import weakref
 from types import SimpleNamespace
 
@@ -17,6 +15,7 @@ from support.device.training_loop import (
     BATCH,
     SLOW,
     STEPS,
+    ComputeNeverWaits,
     Small,
     Step,
     copied_ahead,
@@ -27,7 +26,10 @@ from support.device.training_loop import (
     trained,
     write_numbers,
 )
+from support.failures import raising
+from support.sources.numbered import loader_of, numbers
 from torch.utils.data import DataLoader
+from waiting.on_device.copy_verifier import TransferError, verified_copies
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import prefetched
@@ -42,22 +44,6 @@ from lit_async_data.order.plan import BatchIndex
 from lit_async_data.testing import ArraySource
 
 pytestmark = pytest.mark.usefixtures("however_slow_the_machine_is")
-
-
-@SLOW
-@pytest.mark.parametrize(
-    ("depth", "transforms", "late", "batches"),
-    [
-        (0, False, False, 3),
-        (1, False, True, 3),
-        (2, True, False, 3),
-        (4, True, True, 3),
-    ],
-)
-def test_every_step_sees_its_own_batch(slow, depth, transforms, late, batches):
-    streams = FakeStreams(slow)
-    transform = on_device(streams) if transforms else None
-    assert trained(streams, depth=depth, transform=transform, late=late, batches=batches) == []
 
 
 def test_the_calls_to_the_device_come_in_the_order_that_the_module_describes():
@@ -166,11 +152,7 @@ def test_whatever_a_transform_raises_is_raised_at_its_place(error, raised, messa
 
 def test_a_transform_that_fails_lets_its_copy_end_before_its_memory_is_given_out_again():
     streams = FakeStreams("side")
-
-    def transform(batch):
-        raise KeyError("mine")
-
-    with queue_on(streams, transform=transform, depth=0) as queue:
+    with queue_on(streams, transform=raising(KeyError("mine")), depth=0) as queue:
         with pytest.raises(TransformError):
             queue.take(BatchIndex(0, 0))
         other = streams.empty((BATCH, 100, 100, 3), torch.uint8)
@@ -179,12 +161,10 @@ def test_a_transform_that_fails_lets_its_copy_end_before_its_memory_is_given_out
         assert (other == 7).all()
 
 
-def test_a_device_in_trouble_does_not_keep_the_workers_alive(caplog):
-    class Broken(FakeStreams):
-        def happened(self, event, *, block):
-            raise RuntimeError("device-side assert triggered")
-
-    with queue_on(Broken("side")) as queue:
+def test_a_device_in_trouble_does_not_keep_the_workers_alive(caplog, monkeypatch):
+    streams = FakeStreams("side")
+    monkeypatch.setattr(streams, "happened", raising(RuntimeError("device-side assert triggered")))
+    with queue_on(streams) as queue:
         queue.take(BatchIndex(0, 0))
     assert "waiting for copies to the device failed: device-side assert" in caplog.text
 
@@ -227,8 +207,6 @@ def test_nothing_is_copied_while_a_graph_is_recorded():
 
 
 class Remembering(FakeStreams):
-    """A device that knows which of its tensors live."""
-
     def __init__(self, slow):
         super().__init__(slow)
         self.made = []
@@ -242,11 +220,7 @@ class Remembering(FakeStreams):
 @pytest.mark.parametrize("transforms", [False, True])
 def test_what_an_interrupted_copy_may_still_write_to_lives_until_side_is_done(monkeypatch, transforms):
     """1. Copies are enqueued on side, which is slow. 2. Ctrl-C. 3. The queue is closed. 4. Others get its memory."""
-    streams = Remembering("side")
-
-    def interrupt(*given):
-        raise KeyboardInterrupt
-
+    streams, interrupt = Remembering("side"), raising(KeyboardInterrupt)
     with queue_on(streams, depth=1, transform=interrupt if transforms else None) as queue:
         record = streams.record
         if not transforms:
@@ -272,28 +246,10 @@ class Sealed:
         return self
 
 
-@dataclasses.dataclass
-class Described:
-    """A batch, and what a transform knows beside its tensors."""
-
-    batch: dict
-    number: int = 3
-    path: pathlib.Path = pathlib.Path("x")
-    dtype: torch.dtype = torch.float32
-    names: frozenset = frozenset("ab")
-
-
 def waits_before_transforms(queue, streams, batches=3):
     for step in range(batches):
         queue.take(BatchIndex(0, step))
     return streams.calls.count(("wait", "side")) - batches
-
-
-def test_plain_values_beside_tensors_have_no_transform_wait(caplog):
-    streams = FakeStreams("side")
-    with queue_on(streams, transform=lambda batch: [Described(batch), {"nested": Described(batch)}]) as queue:
-        assert waits_before_transforms(queue, streams) == 0
-    assert not caplog.records
 
 
 def test_objects_that_hide_memory_have_all_transforms_wait_until_their_queue_is_closed(caplog):
@@ -446,3 +402,23 @@ def test_the_time_of_a_transform_is_known_even_if_it_fails(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         queue.take(BatchIndex(0, 3))
     assert queue.transform_s == 0.25
+
+
+def test_copy_verification_finds_changes_that_torch_does_not_see():
+    with verified_copies(2), loader_of(numbers(40, 5000), queue_depth=2) as loader:
+        batch = next(loader)
+        batch["x"].numpy()[...] = 7
+        next(loader)
+        with pytest.raises(TransferError, match=r"batch 0 of epoch 0: batch\['x'\] changed while the step had it"):
+            next(loader)
+
+
+@pytest.mark.parametrize(("made", "found"), [(FakeStreams, False), (ComputeNeverWaits, True)])
+def test_copy_verification_finds_a_batch_that_does_not_arrive_and_no_other(monkeypatch, made, found):
+    pretend(monkeypatch, lambda device: made("side"))
+    with verified_copies(3), loader_of(numbers(40, 5000), queue_depth=2) as loader:
+        if found:
+            with pytest.raises(TransferError, match=r"batch 0 of epoch 0: .* did not arrive as it was read"):
+                list(loader)
+        else:
+            assert len(list(loader)) == 10

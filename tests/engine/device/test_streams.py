@@ -288,8 +288,6 @@ def test_no_event_is_asked_for_while_a_graph_is_recorded():
 
 
 class RemembersTimes(FakeStreams):
-    """A device that knows which of its timed events somebody keeps."""
-
     def __init__(self, slow):
         super().__init__(slow)
         self.times = weakref.WeakSet()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.device.training_loop import pretend
+from support.failures import raising
 from support.sources import numbered
 from waiting.on_device.fake_streams import FakeStreams
 
@@ -268,9 +269,7 @@ def test_what_travels_in_a_narrow_type_is_widened_before_the_users_own_transform
 
 
 def test_a_transform_without_memory_raises_torchs_error_by_which_lightning_finds_a_batch_size():
-    def full(batch):
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
+    full = raising(torch.OutOfMemoryError("CUDA out of memory."))
     with pytest.raises(torch.OutOfMemoryError, match=r"^CUDA out of memory\.") as caught:
         DeviceTransform(full, CPU)({}, BatchIndex(2, 3))
     assert caught.value.args == ("CUDA out of memory.",)  # one argument, as Lightning wants it

@@ -1,13 +1,12 @@
 """The waits of `StreamQueue` are enough, and each is needed, whatever the streams do in time.
 
 `Traced` notes, in the order of the program, what touches memory and what waits, on an allocator that reuses memory at
-once. Vector clocks, and torch's sanitizer as a second judge, tell whether waits order every two accesses to the same
-memory of which one writes. A scheduler that runs the two streams in random turns looks at the values.
+once. Vector clocks tell whether waits order every two accesses to the same memory of which one writes. A scheduler that
+runs the two streams in random turns looks at the values.
 """
 
 import collections
 import contextlib
-import inspect
 import itertools
 import random
 import sys
@@ -18,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 from support.device.training_loop import new_schedule, queue_on
-from torch.cuda import _sanitizer
 from waiting.on_device.fake_streams import FakeStreams, raw
 
 from lit_async_data.engine.device import queues
@@ -112,26 +110,6 @@ def races(notes):
                     if (wrote or piece in writes) and clock[other.who] < time:
                         found.append((other, note))
                 history[piece].append((note, clock[note.who], piece in writes))
-    return found
-
-
-def sanitized(notes):
-    """The races that torch's sanitizer sees; None where it is another than this was written for."""
-    handler = getattr(_sanitizer, "EventHandler", None)
-    called = ["self", "stream", "read_only", "read_write", "outputs", "operator", "tensor_aliases"]
-    if handler is None or list(inspect.signature(handler._handle_kernel_launch).parameters) != called:
-        return None
-    judge, found, pieces_of = handler(), [], pieces(notes)
-    streams, events = {"compute": 0, "side": 1, "host": 2}, collections.defaultdict(itertools.count(1).__next__)
-    for note in notes:
-        judge._handle_event_record(0, streams["host"])
-        judge._handle_event_wait(0, streams[note.who])
-        if note.event is not None:
-            handle = judge._handle_event_wait if note.waits else judge._handle_event_record
-            handle(events[note.event], streams[note.who])
-        else:
-            reads, writes, names = pieces_of(note.reads), pieces_of(note.writes), collections.defaultdict(list)
-            found += judge._handle_kernel_launch(streams[note.who], reads - writes, writes, set(), "", names)
     return found
 
 
@@ -252,13 +230,8 @@ def run(streams, story):
 KINDS, UNNOTED = ("slots", "noting", "moving", "made"), ("moving", "made")
 STORIES = list(itertools.product(KINDS, (None, "plain"), (0, 1, 2), (False, True)))
 STORIES += itertools.product(KINDS, ["keeping"], (1, 2), (False, True))
-WAITS = (
-    "_submit",
-    *(f"_wait_for_compute of {caller}" for caller in ("_move", "_submit", "close")),
-    "_handed_out",
-    "_let_go",
-)
-GUARDS = [f"wait in {place}" for place in WAITS]
+FOR_COMPUTE = [f"_wait_for_compute of {caller}" for caller in ("_move", "_submit", "close")]
+GUARDS = [f"wait in {place}" for place in ("_submit", *FOR_COMPUTE, "_handed_out", "_let_go")]
 GUARDS += ["happened in reclaim", "happened in close", "record_stream in _handed_out", "record_stream in _submit"]
 
 
@@ -270,7 +243,6 @@ def test_all_that_touches_the_same_memory_is_ordered(kind, slow):
         streams = Traced(slow)
         assert run(streams, story) == []
         assert not races(streams.notes), story
-        assert not sanitized(streams.notes), story
         guards |= streams.guards
     assert guards <= set(GUARDS)
 
@@ -281,8 +253,6 @@ def test_without_a_guard_it_is_not(guard):
         streams = Traced(without=guard)
         run(streams, story)
         if races(streams.notes):
-            found = sanitized(streams.notes)
-            assert found is None or found
             return
     pytest.fail("nobody misses it")
 

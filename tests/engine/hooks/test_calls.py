@@ -92,12 +92,8 @@ def test_without_return_indices_hooks_get_no_numbers():
 def test_the_key_of_indices_is_reserved():
     returned, in_place = (lambda values: values | {"index": 7}), (lambda values: values.update(index=7))
     for name, hook in itertools.product(("sample", "batch"), (returned, in_place)):
-        with (
-            hooked(**{name: hook}, return_indices=True) as loader,
-            pytest.raises(
-                TransformError, match=rf"^{name}_transform: returned another 'index' for .*under another key"
-            ),
-        ):
+        said = rf"^{name}_transform: returned another 'index' for .*under another key"
+        with hooked(**{name: hook}, return_indices=True) as loader, pytest.raises(TransformError, match=said):
             next(loader)
     with pytest.raises(ConfigError, match=r"^return_indices: the source has a field 'index' of its own"):
         hooked(ArraySource({"index": np.arange(4)}), sample=lambda sample: {"y": 1}, return_indices=True)
@@ -141,11 +137,7 @@ def test_a_wrong_result_is_the_error_of_its_batch_alone(kind, result, message):
 @pytest.mark.parametrize(
     ("kind", "hook", "message"),
     [
-        (
-            "sample",
-            lambda s: [s],
-            r"returned a list for sample 0 \(row 0 of ArraySource\); return a dict with an array",
-        ),
+        ("sample", lambda s: [s], r"returned a list for sample 0 \(row 0 of ArraySource\); return a dict with an"),
         ("sample", lambda s: {}, r"returned no field for sample 0 \(row 0 of ArraySource\); return at least one"),
         ("sample", lambda s: {"x": "text"}, r"'x' of sample 0 \(.*\) is a str, .*; return an array or a number"),
         ("sample", lambda s: {"x": None}, r"'x' of sample 0 \(.*\) is a NoneType, .*; return"),
@@ -163,10 +155,8 @@ def test_a_wrong_result_is_the_error_of_its_batch_alone(kind, result, message):
     ],
 )
 def test_a_result_that_fits_no_batch_is_an_error_that_says_what_to_return(kind, hook, message):
-    with (
-        hooked(**{kind: hook}) as loader,
-        pytest.raises(TransformError, match=f"^{kind}_transform: .*{message}") as caught,
-    ):
+    failed = pytest.raises(TransformError, match=f"^{kind}_transform: .*{message}")
+    with hooked(**{kind: hook}) as loader, failed as caught:
         next(loader)
     error = caught.value
     assert (error.stage, error.sample_id, error.row, error.file) == ("transform", 0, 0, "ArraySource")

@@ -12,11 +12,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.failures import raising
 from support.sources.hooked_loaders import IMAGES, STEPS, WANTED, assert_same, copied, drawing, hooked, read, source
 from support.sources.hooks import LENGTH, Rows, cropped, mixed
 from support.sources.reader_sources import Numbers
 
-from lit_async_data import AsyncDataModule, ConcatSource, FieldSpec, HDF5Source, Normalize, StorageLayout
+from lit_async_data import AsyncDataModule, FieldSpec, Normalize, StorageLayout
 from lit_async_data.batch.spec import BatchSpec
 from lit_async_data.engine.hooks import HostHooks
 from lit_async_data.errors import ConfigError, CorruptError, MemoryBudgetError, ReadError, TransformError
@@ -25,13 +26,7 @@ from lit_async_data.testing import ArraySource
 
 
 @settings(max_examples=25)
-@given(
-    workers=st.integers(0, 3),
-    queue_depth=st.integers(1, 5),
-    depth=st.integers(0, 3),
-    start=st.integers(0, STEPS - 1),
-    epoch=st.integers(0, 1),
-)
+@given(st.integers(0, 3), st.integers(1, 5), st.integers(0, 3), st.integers(0, STEPS - 1), st.integers(0, 1))
 def test_workers_depths_and_earlier_passes_change_nothing(workers, queue_depth, depth, start, epoch):
     with drawing(workers=workers, queue_depth=queue_depth, depth=depth) as loader:
         for _ in range(start):  # a pass that is left
@@ -116,23 +111,6 @@ def test_a_device_transform_gets_what_the_host_hooks_return():
         assert torch.allclose(batch["x"], wanted["x"] / 127.5 - 1, atol=1e-6)
 
 
-def test_fields_of_hdf5_files_come_with_the_axes_of_a_batch_and_errors_name_the_file(h5):
-    images = np.arange(10 * 6 * 4 * 3, dtype=np.uint8).reshape(10, 6, 4, 3)
-    paths = [h5(f"{n}.h5", x=images, y=np.arange(10)) for n in "ab"]
-    fields = {"x": "x", "y": "y"}
-    of = ConcatSource([HDF5Source(path, fields, layout={"x": "NHWC"}) for path in paths])
-
-    def hook(sample):
-        assert sample["x"].shape == (3, 6, 4)
-        return {"x": sample["x"] if sample["x"][0, 0, 0] != images[7, 0, 0, 0] else sample["x"][:1]}
-
-    with drawing(of, sample=hook, batch=None, workers=0, shuffle=False) as loader:
-        assert np.array_equal(next(loader)["x"].numpy(), images[:4].transpose(0, 3, 1, 2))
-        with pytest.raises(TransformError, match=rf"sample 7 \(row 7 of {paths[0]}\) has shape \(1, 6, 4\)"):
-            next(loader)
-    of.close()
-
-
 class Panic(BaseException):
     """As libraries that are written in Rust raise it."""
 
@@ -172,9 +150,8 @@ def test_memory_for_the_transform_is_part_of_the_budget():
     limited = hooked(sample=tiny, batch_size=400, workers=3, of=of, memory_budget=raw)
     with pytest.raises(MemoryBudgetError, match="scratch need"):
         next(limited)
-    dm = AsyncDataModule(
-        train=of, loader={"batch_size": 400, "workers": 3, "memory_budget": raw}, sample_transform=tiny
-    )
+    options = {"batch_size": 400, "workers": 3, "memory_budget": raw}
+    dm = AsyncDataModule(train=of, loader=options, sample_transform=tiny)
     with pytest.raises(MemoryBudgetError, match="scratch need"):
         dm.describe()
     with hooked(sample=tiny, batch=tiny, batch_size=400, workers=0, of=of) as loader:
@@ -213,13 +190,8 @@ class Tuples(ArraySource):
 
     @property
     def spec(self):
-        return BatchSpec(
-            {
-                "x": FieldSpec((3, 8, 6), np.dtype("u1"), channel=2),
-                "y": FieldSpec((), np.dtype("i8"), classes=("auk", "jay")),
-            },
-            as_mapping=False,
-        )
+        labels = FieldSpec((), np.dtype("i8"), classes=("auk", "jay"))
+        return BatchSpec({"x": FieldSpec((3, 8, 6), np.dtype("u1"), channel=2), "y": labels}, as_mapping=False)
 
 
 def tuples():
@@ -312,9 +284,7 @@ class Damaged(ArraySource):
 
 
 def test_constructors_call_no_hook_and_read_nothing():
-    def never(sample):
-        raise AssertionError("a constructor calls no hook")
-
+    never = raising(AssertionError("a constructor calls no hook"))
     of = Damaged({"y": np.arange(4)})
     hooked(of, sample=never, batch=never)
     dm = AsyncDataModule(train=of, loader={"batch_size": 2}, sample_transform=never)
@@ -377,14 +347,10 @@ def test_evaluation_gets_no_random_numbers_and_stages_get_their_hooks():
 
         return mark
 
-    dm = AsyncDataModule(
-        train=source(),
-        val=source(),
-        test=source(),
-        loader={"batch_size": 4, "seed": 5, "return_indices": True, "workers": 0},
-        sample_transform=cropped,
-        batch_transform={"train": mixed, "eval": marked(1), "test": marked(2)},
-    )
+    hooks = {"train": mixed, "eval": marked(1), "test": marked(2)}
+    stages = {stage: source() for stage in ("train", "val", "test")}
+    options = {"batch_size": 4, "seed": 5, "return_indices": True, "workers": 0}
+    dm = AsyncDataModule(**stages, loader=options, sample_transform=cropped, batch_transform=hooks)
     with contextlib.closing(dm):
         assert list(dm.spec) == ["x", "y", "drawn", "batch"]
         assert_same([copied(batch) for batch in dm.train_dataloader()], WANTED[:STEPS])
@@ -431,12 +397,8 @@ def test_a_hook_that_cannot_be_pickled_stays_here_or_is_refused(caplog, name):
     why = f"{name}_transform cannot be pickled (TypeError: "
     assert f"ArraySource: no workers ({why}" in caplog.text
     assert f"no reader process can be used ({why}" in caplog.text
-    with (
-        drawing(**hooks, worker_kind="process") as loader,
-        pytest.raises(
-            ConfigError, match=rf"^worker_kind: .*: {name}_transform cannot .*; .*, or set worker_kind=thread"
-        ),
-    ):
+    said = rf"^worker_kind: .*: {name}_transform cannot .*; .*, or set worker_kind=thread"
+    with drawing(**hooks, worker_kind="process") as loader, pytest.raises(ConfigError, match=said):
         next(loader)
 
 

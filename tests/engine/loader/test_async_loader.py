@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from support.device.training_loop import pretend
-from support.sources.numbered import LENGTH, WIDE, loader_of, numbers, order, seen
+from support.sources.numbered import WIDE, loader_of, numbers, order, seen
 from support.threads.waits import until
 from waiting.on_device.fake_streams import FakeStreams
 
-from lit_async_data import AsyncLoader, HDF5Source
+from lit_async_data import AsyncLoader
 from lit_async_data.engine.pipeline.pipeline import READY
 from lit_async_data.errors import ConfigError
 from lit_async_data.testing import ArraySource
@@ -59,15 +59,6 @@ def test_masks_need_a_key_of_their_own(hook):
         loader_of(ArraySource({"mask": np.arange(4)}), pad_last=True, batch_transform=hook)
 
 
-def test_ids_come_with_the_batch(images):
-    with AsyncLoader(HDF5Source(images), {"batch_size": 10, "shuffle": True, "return_indices": True}) as loader:
-        data, _, ids = next(loader)
-        assert torch.equal(data[:, 0, 0, 0].long(), ids)
-    with loader_of(return_indices=True) as loader:
-        batch = next(loader)
-        assert torch.equal(batch["index"], batch["y"])
-
-
 def test_iterating_again_and_again_starts_no_threads():
     with loader_of(workers=2) as loader:
         for _ in range(30):
@@ -112,16 +103,10 @@ def test_set_epoch_chooses_the_next_pass():
 
 
 def test_prefetch_reads_without_being_asked_for_a_batch():
-    read = threading.Event()
-
-    class Telling(ArraySource):
-        def read_into(self, samples, out):
-            super().read_into(samples, out)
-            read.set()
-
-    with loader_of(Telling({"y": np.arange(LENGTH)})) as loader:
+    with loader_of() as loader:
         loader._prefetch()
-        assert read.wait(30)
+        pipeline = loader._run.engine.feed.pipeline
+        until(pipeline, lambda: pipeline.ready)
 
 
 def test_a_loader_that_was_not_used_can_be_copied_with_its_source():

@@ -187,11 +187,7 @@ def test_copies_are_asked_for_after_each_batch_though_threads_read(monkeypatch, 
 
 
 def test_a_verdict_before_the_first_batch_has_waited_for_no_time():
-    class Broken(ArraySource):
-        def read_into(self, samples, out):
-            raise OSError("the disk is gone")
-
-    with AsyncLoader(Broken({"x": np.zeros(8)}), {"batch_size": 4, "shuffle": False}) as loader:
+    with loader_of(Bad(0), shuffle="none") as loader:
         with pytest.raises(ReadError):
             next(iter(loader))
         assert loader.verdict().startswith("too little to say of 0 batches in 0.0 s")

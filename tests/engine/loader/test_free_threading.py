@@ -19,19 +19,13 @@ import lit_async_data as lad
 from lit_async_data.engine import supervisor
 from lit_async_data.engine.loader import base_loader
 from lit_async_data.engine.loader.base_loader import Run
-from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed, ReaderThread, uncopied
+from lit_async_data.engine.prefetch.iterator_feed import ReaderThread, uncopied
 from lit_async_data.engine.supervisor import ThreadWorker, report_once
 from lit_async_data.errors import WorkerError
-from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache
 from lit_async_data.sources.hdf5.storage.open_file import OpenFile
 from lit_async_data.testing import ArraySource
-
-
-def in_another_thread(call):
-    with ThreadPoolExecutor(1) as threads:
-        return threads.submit(call).result(LONG)
 
 
 def of_a_source():
@@ -162,14 +156,6 @@ def test_a_loader_that_is_closed_while_another_thread_asks_how_full_it_is(make, 
         with monkeypatch.context() as patch:
             patch.setattr(Run, "engine", GoneAtSecondRead("engine"))
             assert loader.fill
-
-
-def test_a_pass_that_ends_while_another_thread_asks_how_full_it_is(monkeypatch):
-    """1. A asks how many batches are ready; there is a reader. 2. B ends the pass. 3. A asks the reader."""
-    feed = IteratorFeed([1, 2], uncopied, 0)
-    feed.get(BatchIndex(0, 0))
-    monkeypatch.setattr(IteratorFeed, "reader", GoneAtSecondRead("reader"), raising=False)
-    assert feed.ready == 0
 
 
 def test_a_reader_that_two_threads_close_is_closed(monkeypatch):

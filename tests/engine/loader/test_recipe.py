@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.device.training_loop import pretend
+from support.failures import raising
 from support.sources.hooked_loaders import hooked, source
 from support.threads.interrupts import interrupted
 from support.threads.waits import until
@@ -102,9 +103,6 @@ def test_a_change_holds_wherever_the_begin_of_its_pass_is_interrupted():
     ],
 )
 def test_a_change_holds_though_its_pass_could_not_begin_by_it(where, error, monkeypatch):
-    def fails(*_):
-        raise error
-
     shift, found = Shift(), []
     with hooked(sample=shift, workers=1, worker_kind="thread") as loader:
         list(loader)
@@ -112,7 +110,7 @@ def test_a_change_holds_though_its_pass_could_not_begin_by_it(where, error, monk
         until(pipeline, lambda: pipeline.ready >= 2)
         shift.by = 100
         with monkeypatch.context() as patched, contextlib.suppress(SourceError):
-            patched.setattr(*where, fails)
+            patched.setattr(*where, raising(error))
             found.append(loader.next())
         found += [loader.next() for _ in range(len(loader) - len(found))]
     assert [int(batch["y"][0]) - 100 for batch in found] == [*range(0, len(source()), 4)]

@@ -91,9 +91,8 @@ def test_filled_values_and_padding_are_left_out_and_overlapping_windows_count_tw
 
 
 def test_one_long_sample_pads_few_others(h5, monkeypatch):
-    path, stored, shapes = h5(), np.random.default_rng(0).random(5395), []
-    with h5py.File(path, "w") as file:
-        file["x/values"], file["x/offsets"] = stored, [*range(201), *range(5200, 5396)]
+    stored, shapes = np.random.default_rng(0).random(5395), []
+    path = h5(**{"x/values": stored, "x/offsets": [*range(201), *range(5200, 5396)]})
     with contextlib.closing(HDF5Source(path, {"x": "x"})) as source:
         read = source.read_into
 
@@ -107,9 +106,8 @@ def test_one_long_sample_pads_few_others(h5, monkeypatch):
 
 
 def test_elements_end_to_end_are_normalised_along_their_own_axes(h5):
-    path, stored = h5(), np.random.default_rng(0).random((12, 4, 4)).astype("f4") * 100
-    with h5py.File(path, "w") as file:
-        file["x/values"], file["x/offsets"] = stored, [0, 3, 4, 12]
+    stored = np.random.default_rng(0).random((12, 4, 4)).astype("f4") * 100
+    path = h5(**{"x/values": stored, "x/offsets": [0, 3, 4, 12]})
     with contextlib.closing(HDF5Source(path, {"x": Field("x", ragged="concat")})) as source:
         normalize = Normalize.of(statistics(source, "x", axis=2), "x")
         with AsyncLoader(source, {"batch_size": 3, "shuffle": False}, device_transform=normalize) as loader:
@@ -130,11 +128,10 @@ def test_padded_rows_of_windows_are_left_out(pad, layout, joint, h5):
             statistics(source, "x", axis=1 - joint)
 
 
-def test_channels_are_where_the_layout_says(tmp_path):
-    path, images = str(tmp_path / "x.h5"), np.moveaxis(IMAGES, 1, -1)
-    with h5py.File(path, "w") as file:
-        file.create_dataset("x", data=images, chunks=(7, 20, 20, 3), compression="gzip")
-        file["rows"] = images.reshape(40, 400, 3)
+def test_channels_are_where_the_layout_says(h5):
+    images = np.moveaxis(IMAGES, 1, -1)
+    packed = {"data": images, "chunks": (7, 20, 20, 3), "compression": "gzip"}
+    path = h5(x=packed, rows=images.reshape(40, 400, 3))
     with contextlib.closing(HDF5Source(path, ["x", "rows"], layout={"x": "NHWC", "rows": "NWC"})) as source:
         found = statistics(source)
         check(found[0], IMAGES, (0,))  # batches are tuples

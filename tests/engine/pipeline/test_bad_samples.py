@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from support.failures import raising
 from support.plans import plan_of
 from support.sources import reader_sources as acts
 
@@ -211,29 +212,17 @@ def test_a_substitute_draws_other_random_numbers_than_in_its_own_place():
 
 
 def test_what_is_no_fault_of_a_sample_is_raised():
-    for error, fault in [
-        (CorruptError("bad"), True),
-        (MissingError("gone"), True),
-        (TransformError("fails"), True),
-        (ValueError("of a dataset"), True),
-        (ChangedError("replaced"), False),
-        (ConfigError("wrong"), False),
-        (MemoryError(), False),
-        (OSError(errno.EMFILE, "too many"), False),
-        (OSError(errno.EIO, "one sector"), True),
-        (KeyboardInterrupt(), False),
-    ]:
-        assert is_of_a_sample(error) == fault, error
+    sector, stale = OSError(errno.EIO, "one sector"), OSError(errno.ESTALE, "stale")
+    faults = [CorruptError("bad"), MissingError("gone"), TransformError("fails"), ValueError("of a dataset"), sector]
+    assert [error for error in faults if not is_of_a_sample(error)] == []
     caused = CorruptError("no file")
-    caused.__cause__ = OSError(errno.ESTALE, "stale")
-    assert not is_of_a_sample(caused)
+    caused.__cause__ = stale
+    others = [ChangedError("replaced"), ConfigError("wrong"), OSError(errno.EMFILE, "too many"), caused]
+    assert [error for error in (*others, MemoryError(), KeyboardInterrupt()) if is_of_a_sample(error)] == []
 
 
 def test_a_transform_that_needs_the_whole_batch_and_fails_is_an_error():
-    def fails(batch):
-        raise ValueError("no batch")
-
-    hooks = {"batch_transform": fails}
+    hooks = {"batch_transform": raising(ValueError("no batch"))}
     with loader_of("skip", bad=(), workers=1, hooks=hooks) as loader, pytest.raises(TransformError, match="no batch"):
         next(loader)
 

@@ -11,7 +11,6 @@ from lit_async_data.engine import supervisor
 from lit_async_data.engine.device.feeds import LentFeed
 from lit_async_data.engine.device.queues import InlineQueue
 from lit_async_data.engine.pipeline.pipeline import FILLING, READY
-from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
 from lit_async_data.engine.processes.pipeline import ProcessPipeline
 from lit_async_data.errors import ReadError, SourceError, StalledError
 from lit_async_data.order.plan import BatchIndex, EpochPlan
@@ -92,18 +91,8 @@ def test_a_long_wait_is_a_warning_that_first_says_who_has_the_batch(monkeypatch)
     assert re.search(r"; worker \d has been at batch 1 of epoch 0, samples 4, 5, 6, .* for 6\d", said[0])
 
 
-def seek_without_generations(self, key):
-    self._cursor = key
-    for filled in self._claimed.values():
-        if filled is not None and filled.good:
-            self.pool.move(filled.slot, "drop")
-    self._claimed.clear()
-
-
-@pytest.mark.parametrize(("seek", "stale"), [(ThreadPipeline._seek, 0), (seek_without_generations, 1)])
-def test_a_batch_of_an_older_generation_is_thrown_away(monkeypatch, seek, stale):
+def test_a_batch_of_an_older_generation_is_thrown_away():
     """Without generations it would stay for ever."""
-    monkeypatch.setattr(ThreadPipeline, "_seek", seek)
     gate = Gate()
     with running(gate, depth=2) as pipeline:
         pipeline.prefetch(BatchIndex(0, 1))
@@ -112,11 +101,10 @@ def test_a_batch_of_an_older_generation_is_thrown_away(monkeypatch, seek, stale)
         gate.open(4)  # 3. the worker is done with (0, 1)
         gate.wait_for(1)
         assert gate.asked == [4, 0]
-        assert pipeline.ready == stale
+        assert pipeline.ready == 0
         gate.open(0, 8)
-        if not stale:
-            assert epoch(pipeline, 7) == WHOLE
-            assert len(pipeline.pool) == 3
+        assert epoch(pipeline, 7) == WHOLE
+        assert len(pipeline.pool) == 3
 
 
 def test_what_is_wanted_already_is_not_read_again():
@@ -250,8 +238,6 @@ def test_batches_that_wait_are_counted_without_those_that_could_not_be_read():
 
 
 class Scripted:
-    """A tuner that says these numbers, one for each wait."""
-
     settled = False
 
     def __init__(self, *counts):
@@ -301,14 +287,6 @@ def test_an_error_comes_at_its_place_once_and_the_order_goes_on(workers):
         assert isinstance(caught.value.__cause__, OSError)
         assert taken(pipeline, BatchIndex(0, 2)) == WHOLE[2]
         assert pipeline.pool.count(FILLING) + pipeline.pool.count(READY) <= len(pipeline.pool)
-
-
-def test_an_error_that_says_where_it_happened_is_passed_on_as_it_is():
-    error = SourceError("f.h5:/data[4]: bad", file="f.h5", row=4)
-    with running(failing_at(0, error)) as pipeline, pytest.raises(SourceError) as caught:
-        taken(pipeline, BatchIndex(0, 0))
-    assert caught.value is error
-    assert (error.stage, error.worker, error.row) == ("read", 0, 4)
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), RecursionError(), MemoryError()], ids=repr)

@@ -1,9 +1,12 @@
-"""Samples that come one after the other in a batch are those that are stored, whatever reads them."""
+"""Samples that come one after the other in a batch are those that are stored; what is fetched for those behind."""
 
-import h5py
+import collections
+import functools
+
 import numpy as np
 import pytest
 from support.device.training_loop import pretend
+from support.plans import plan_of
 from support.sources import reader_sources as acts
 from support.sources.sequences import READERS, check_equal, concat, joined_samples_of, loader_of, samples_of, stored
 from waiting.on_device.fake_streams import FakeStreams
@@ -11,7 +14,10 @@ from waiting.on_device.fake_streams import FakeStreams
 from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, split
 from lit_async_data.batch import spec
 from lit_async_data.engine.pipeline import sample_reader
+from lit_async_data.engine.pipeline.sample_reader import LOOKS, Ahead
 from lit_async_data.errors import ConfigError, FormatError, TransformError
+from lit_async_data.order.chunk_order import ChunkExtents, ChunkRun
+from lit_async_data.order.plan import BatchIndex, Schedule, Shares
 from lit_async_data.testing import ArraySource
 
 BY = [pytest.param({}, id="by length"), pytest.param({"batch_by": None, "batch_elements": None}, id="any")]
@@ -80,9 +86,7 @@ def test_no_length_of_joined_samples_changes_on_the_host(source, function, text,
 
 @pytest.mark.parametrize("ragged", ["concat", "pad"])
 def test_transforms_take_samples_of_one_element_at_most(h5, ragged):
-    path = h5()
-    with h5py.File(path, "w") as file:
-        file["x/values"], file["x/offsets"] = np.float32([5, 6, 7]), [0, 1, 1, 2, 3]
+    path = h5(**{"x/values": np.float32([5, 6, 7]), "x/offsets": [0, 1, 1, 2, 3]})
     source = HDF5Source(path, {"x": Field("x", ragged=ragged)})
     options = {"batch_size": 4, "shuffle": False, "workers": 0}
     with AsyncLoader(source, options, sample_transform=acts.copied) as loader:
@@ -126,3 +130,52 @@ def test_options_that_do_not_fit_are_named(source, given, option, text):
     with pytest.raises(ConfigError, match=text) as caught:
         loader_of(source, **given)
     assert caught.value.option in (option, None)
+
+
+RUN = ChunkRun(100, 10)
+
+
+def schedule_of(shuffle):
+    plan = functools.partial(plan_of, length=100, batch_size=2, shuffle=shuffle, seed=0, runs=(RUN,), shuffle_chunks=2)
+    return Schedule(plan, shuffled=True)
+
+
+class Storage:
+    """A source that notes what is asked of it, and says whether anything had to be fetched."""
+
+    def __init__(self, cold=True):
+        self.cold, self.fetched, self.decoded = cold, [], []
+
+    def fetch(self, samples):
+        self.fetched.append(samples.tolist())
+        return self.cold
+
+    def decode(self, samples, chunk_group):
+        self.decoded += [(chunk_group, chunk) for chunk in (samples // 10).tolist()]
+
+
+def read(storage, rounds, shuffle="none"):
+    """Have workers read ahead after batches; those of a round have all been read before the first of them does."""
+    ahead, schedule = Ahead(storage, 4, Shares(ChunkExtents([RUN]))), schedule_of(shuffle)
+    unread = set(range(51))
+    for steps in rounds:
+        unread -= set(steps)
+        for step in steps:
+            ahead(schedule, [BatchIndex(0, step)], BatchIndex(*divmod(min(unread), 50)))
+
+
+def test_at_first_all_that_come_are_fetched_and_then_the_last_one():
+    read(storage := Storage(), [[0], [1]])
+    assert storage.fetched == [[8, 9], [2, 3, 4, 5, 6, 7], [10, 11]]
+
+
+def test_while_all_is_in_memory_it_looks_only_now_and_then():
+    read(storage := Storage(cold=False), [[step] for step in range(2 * LOOKS + 2)])
+    assert storage.fetched == [[8, 9], [8 + 2 * (LOOKS + 1), 9 + 2 * (LOOKS + 1)]]
+
+
+def test_each_chunk_is_decoded_once_whichever_worker_comes_first():
+    read(storage := Storage(), [[1], [0], [2, 3], [4], [6], [5], *([n, n + 1] for n in range(7, 49, 2)), [49]], "chunk")
+    turns = [*((0, number) for number in range(1, 5)), (1, 0)]
+    assert collections.Counter(chunk_group for chunk_group, _ in storage.decoded) == dict.fromkeys(turns, 2)
+    assert len(set(storage.decoded)) == 10

@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import lit_async_data
 from lit_async_data.engine.pipeline.pipeline import TRANSITIONS, SlotPool, SlotState
@@ -126,6 +124,15 @@ def test_a_lease_may_end_inside_the_queue_that_it_goes_to(monkeypatch):
     assert inner.qsize() == 1
 
 
+def test_what_is_lent_is_its_own_slot():
+    pool = pool_of(2)
+    slots = [pool.take(timeout=0) for _ in range(2)]
+    for slot in slots:
+        pool.memories[slot][:] = slot
+        pool.move(slot, "filled")
+    assert [int(pool.lend(slot).max()) for slot in slots] == slots
+
+
 def test_what_is_lent_outlives_the_ring():
     pool = pool_of(1)
     array = lent(pool)
@@ -151,77 +158,6 @@ def test_wake_lets_a_taker_go_without_a_slot():
     pool = pool_of(0)
     pool.wake(1)
     assert pool.take() is None
-
-
-class SlotsAreOwnedByOne(RuleBasedStateMachine):
-    """Any order of events: what the user holds never changes, and no slot is lost."""
-
-    def __init__(self):
-        super().__init__()
-        self.pool = pool_of(3, nbytes=8)
-        self.filling, self.ready, self.copying = [], [], []
-        self.lent = {}
-        self.stamp = 0
-
-    @rule()
-    def take(self):
-        slot = self.pool.take(timeout=0)
-        if slot is not None:
-            self.filling.append(slot)
-
-    @precondition(lambda self: self.filling)
-    @rule(good=st.booleans())
-    def finish(self, good):
-        slot = self.filling.pop()
-        if good:
-            self.stamp += 1
-            self.pool.memories[slot][:] = self.stamp % 256
-            self.pool.move(slot, "filled")
-            self.ready.append(slot)
-        else:
-            self.pool.move(slot, "abandon")
-
-    @precondition(lambda self: self.ready)
-    @rule(how=st.sampled_from(["lend", "copy", "drop"]))
-    def hand_over(self, how):
-        slot = self.ready.pop(0)
-        if how == "lend":
-            view = self.pool.lend(slot)[2:4]
-            self.lent[slot] = (view, int(view[0]))
-        else:
-            EVENTS[how](self.pool, slot)
-            self.copying += [slot] if how == "copy" else []
-
-    @precondition(lambda self: self.copying)
-    @rule()
-    def copied(self):
-        self.pool.move(self.copying.pop(), "copied")
-
-    @precondition(lambda self: self.lent)
-    @rule(data=st.data())
-    def give_back(self, data):
-        del self.lent[data.draw(st.sampled_from(sorted(self.lent)))]
-
-    @invariant()
-    def what_is_lent_never_changes(self):
-        assert all((view == stamp).all() for view, stamp in self.lent.values())
-
-    @invariant()
-    def held_counts_what_is_lent(self):
-        assert self.pool.held == len(self.lent)
-
-    def teardown(self):
-        self.lent.clear()
-        for slot in self.filling:
-            self.pool.move(slot, "abandon")
-        for slot in self.ready:
-            self.pool.move(slot, "drop")
-        for slot in self.copying:
-            self.pool.move(slot, "copied")
-        assert sorted(self.pool.take(timeout=0) for _ in range(3)) == [0, 1, 2]
-
-
-TestSlotsAreOwnedByOne = SlotsAreOwnedByOne.TestCase
 
 
 def test_the_slot_that_was_let_go_last_is_taken_first():

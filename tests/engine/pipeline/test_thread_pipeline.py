@@ -1,6 +1,5 @@
 """Threads that read start once, may become more or fewer, and end with their pipeline."""
 
-import os
 import queue
 import subprocess
 import sys
@@ -8,12 +7,13 @@ import threading
 import types
 
 import pytest
+from support.failures import raising
 from support.threads.number_pipelines import WHOLE, Gate, epoch, running, taken
 
 from lit_async_data.engine import supervisor
 from lit_async_data.engine.pipeline.sample_reader import Ahead
 from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
-from lit_async_data.errors import ClosedError, SourceError, StoreError, WorkerError
+from lit_async_data.errors import ClosedError, WorkerError
 from lit_async_data.order.plan import BatchIndex, Shares
 
 pytestmark = pytest.mark.usefixtures("however_slow_the_machine_is")
@@ -27,10 +27,7 @@ def test_a_dead_worker_is_an_error_that_names_it(monkeypatch):
 
 
 def test_a_worker_that_died_of_an_error_says_of_which(monkeypatch):
-    def claim(self):
-        raise MemoryError("no more")
-
-    monkeypatch.setattr(ThreadPipeline, "_claim", claim)
+    monkeypatch.setattr(ThreadPipeline, "_claim", raising(MemoryError("no more")))
     with running() as pipeline, pytest.raises(WorkerError, match=r"ended by MemoryError: no more; close") as caught:
         pipeline.get(BatchIndex(0, 0))
     assert isinstance(caught.value.__cause__, MemoryError)
@@ -69,20 +66,17 @@ def test_a_batch_that_another_thread_is_dropping_is_waited_for():
         assert taken(pipeline, BatchIndex(0, 1)) == WHOLE[1]
 
 
-@pytest.mark.parametrize(
-    ("error", "lines"), [(ValueError("a bug"), 1), (SourceError("the disk"), 0), (StoreError("the network"), 0)]
-)
-def test_what_goes_wrong_in_preparing_is_logged_once_unless_it_is_the_sources(error, lines, monkeypatch, caplog):
+def test_what_goes_wrong_in_preparing_is_logged_once(monkeypatch, caplog):
     def decode_and_fetch(*_):
-        raise error
+        raise ValueError("a bug")
 
     monkeypatch.setattr(supervisor, "REPORTED", {})
     ahead = Ahead(types.SimpleNamespace(fetch=decode_and_fetch), 1, Shares(None))
     with running(ahead=ahead) as pipeline:
         for number in range(3):
             assert epoch(pipeline, number) == WHOLE
-    assert caplog.text.count("please report") == caplog.text.count("in decode_and_fetch") == lines
-    assert caplog.text.count("ValueError: a bug") == lines
+    for said in ("please report", "in decode_and_fetch", "ValueError: a bug"):
+        assert caplog.text.count(said) == 1
 
 
 def test_close_wakes_a_consumer_and_does_not_wait_for_a_read_that_hangs(monkeypatch):
@@ -106,22 +100,6 @@ def test_close_wakes_a_consumer_and_does_not_wait_for_a_read_that_hangs(monkeypa
         gate.open(0)
         pipeline.workers[0].join(30)
         assert not pipeline.workers[0].alive
-
-
-def test_a_fork_is_told_that_it_cannot_use_it():
-    with running() as pipeline:
-        taken(pipeline, BatchIndex(0, 0))
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                pipeline.check()
-            except WorkerError as error:
-                code = 0 if "fork" in str(error) else 2
-            finally:
-                pipeline.close()
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_an_interpreter_that_forgets_to_close_ends_at_once():

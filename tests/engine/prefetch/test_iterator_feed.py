@@ -18,7 +18,6 @@ from support.threads.noted_loaders import (
     numbers,
     read_ahead,
     reader,
-    shut_down,
     steps,
 )
 from support.threads.waits import LONG
@@ -33,11 +32,7 @@ from lit_async_data.errors import ClosedError, WorkerError
 from lit_async_data.order.plan import BatchIndex
 
 
-def function():
-    yield from numbers()
-
-
-@pytest.mark.parametrize(("made", "depth"), [(function, 0), (lambda: iter(numbers()), 2)])
+@pytest.mark.parametrize(("made", "depth"), [(lambda: (each for each in numbers()), 0), (lambda: iter(numbers()), 2)])
 def test_an_iterator_has_one_pass_and_that_is_said_once(caplog, made, depth):
     with prefetched(made(), depth, device="cpu") as batches:
         assert listed(batches) == [0, 1, 2, 3, 4, 5]
@@ -101,29 +96,6 @@ def test_states_are_not_those_of_batches_on_their_way_to_the_device(streamed, sl
         with pytest.raises(StopIteration):
             next(batches)
         assert batches.state_dict() == {"given": 0}
-
-
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-@pytest.mark.parametrize("workers", [0, 1])
-def test_the_state_of_torchdata_counts_batches_that_were_handed_out(workers):
-    pytest.importorskip("torchdata")
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    def built():
-        return prefetched(StatefulDataLoader(range(12), batch_size=2, num_workers=workers), device="cpu")
-
-    with built() as batches:
-        for _ in range(2):
-            next(batches)
-        if workers:
-            read_ahead(batches, 2)
-        state = batches.state_dict()
-        shut_down(batches.loader._iterator)
-    with built() as batches:
-        batches.load_state_dict(state)
-        assert next(batches).tolist() == [4, 5]
-        assert [batch.tolist() for batch in batches] == [[n, n + 1] for n in range(0, 12, 2)]
-        shut_down(batches.loader._iterator)
 
 
 class Prepared:

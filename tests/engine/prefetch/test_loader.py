@@ -9,6 +9,7 @@ import pytest
 import torch
 import tqdm
 from pytorch_lightning.utilities import CombinedLoader
+from support.failures import raising
 from support.threads.noted_loaders import Loader, Stream, listed, numbers, read_ahead, reader, shut_down, steps
 from support.threads.waits import LONG, until
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
@@ -26,8 +27,6 @@ class OnlyGetitem:
 
 
 class OwnIterator:
-    """An object that is its own iterator, and restarts with each ``iter``."""
-
     def __iter__(self):
         self.number = -1
         return self
@@ -331,8 +330,6 @@ def test_a_transform_may_change_a_batch_in_place_or_its_form(streamed):
 
 
 class GoesOn:
-    """An iterator that goes on wherever it is left."""
-
     def __init__(self):
         self.numbers = iter(range(5))
 
@@ -377,8 +374,6 @@ def test_a_stream_that_was_left_goes_on_with_what_was_read_ahead(kind, depth, ca
 
 
 class Renewed(Kept):
-    """Goes on with another iterator after the first."""
-
     def __iter__(self):
         left, self.numbers = self.numbers, iter("ab")
         return left
@@ -405,8 +400,6 @@ def test_what_is_dropped_of_an_iterator_is_said(end, caplog):
 
 
 class Restarts(GoesOn):
-    """Begins anew after its end."""
-
     def __next__(self):
         number = next(self.numbers, None)
         if number is None:
@@ -427,9 +420,6 @@ def test_of_an_iterator_that_restarts_at_its_end_nothing_is_lost_or_used_up(capl
 
 
 def test_a_batch_that_was_not_read_when_the_device_failed_keeps_its_number(monkeypatch):
-    def fails(key):
-        raise RuntimeError("the device")
-
     def drawn(batch, rng):
         return torch.rand((), generator=rng).item()
 
@@ -438,7 +428,7 @@ def test_a_batch_that_was_not_read_when_the_device_failed_keeps_its_number(monke
     with prefetched(numbers(), device="cpu", device_transform=drawn) as batches:
         first = next(batches)
         with monkeypatch.context() as patch:
-            patch.setattr(batches._run.engine.queue, "take", fails)
+            patch.setattr(batches._run.engine.queue, "take", raising(RuntimeError("the device")))
             with pytest.raises(RuntimeError, match="the device"):
                 next(batches)
         assert [first, *(next(batches) for _ in range(5))] == expected

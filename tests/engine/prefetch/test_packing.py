@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.device.batches import Step, detection, numbers
-from support.device.training_loop import CopiesCountAsDoneAtOnce
+from support.failures import raising
 from support.threads.waits import until
 from torch.nn.utils.rnn import pack_sequence
 from waiting.on_device.fake_streams import FakeStreams
@@ -218,11 +218,7 @@ def test_without_a_free_block_nothing_is_read_or_packed():
 
 
 def test_a_block_is_given_back_where_packing_fails(monkeypatch):
-    packer, batch = packer_of(), torch.zeros(5)
-
-    def fails(tensor):
-        raise MemoryError("mine")
-
+    packer, batch, fails = packer_of(), torch.zeros(5), raising(MemoryError("mine"))
     for _ in range(2):
         with monkeypatch.context() as patch:
             patch.setattr("lit_async_data.engine.prefetch.iterator_feed.raw_bytes", fails)
@@ -274,11 +270,10 @@ def test_pinned_and_pageable_tensors_may_come_together():
 HELD = [same_shapes(step) for step in range(STEPS)]  # a copy reads a pinned tensor by its address
 
 
-@pytest.mark.parametrize(("made", "right"), [(FakeStreams, True), (CopiesCountAsDoneAtOnce, False)])
-def test_pinned_tensors_live_until_they_have_been_copied(made, right):
+def test_pinned_tensors_live_until_they_have_been_copied():
     """1. The copy is enqueued on a slow side stream, and the loader drops the batch. 2. The memory of copies that have
     happened is asked back. 3. The copy runs."""
-    streams = made("side")
+    streams = FakeStreams("side")
     lease = Lease(np.zeros(100_000, np.uint8))
     alive = weakref.ref(lease)
     batches = collections.deque([torch.zeros(100_000), torch.from_numpy(np.asarray(lease))])
@@ -290,7 +285,7 @@ def test_pinned_tensors_live_until_they_have_been_copied(made, right):
     feed.poll = feed.get
     queue.prefetch(BatchIndex(0, 1))
     queue.prefetch(BatchIndex(0, 1))
-    assert (alive() is not None) is right
+    assert alive() is not None
     streams.synchronize()
     queue.close()
     assert alive() is None
@@ -353,20 +348,16 @@ def test_objects_that_convert_to_a_unit_are_handed_on_as_they_are():
 
 
 def test_objects_are_pinned_in_their_own_way_or_stay_as_they_are():
-    def not_for_me():
-        raise NotImplementedError
-
     assert pinned(SimpleNamespace(pin_memory=lambda: "pinned")) == "pinned"
     for unpinned in (SimpleNamespace(pin_memory=lambda: None), SimpleNamespace(pin_memory=True)):
         assert pinned(unpinned) is unpinned
-    assert pinned(stubborn := SimpleNamespace(pin_memory=not_for_me)) is stubborn
+    assert pinned(stubborn := SimpleNamespace(pin_memory=raising(NotImplementedError))) is stubborn
     assert pinned(7) == 7
 
 
 def test_an_object_that_fails_to_move_is_an_error_at_its_place():
     class Broken:
-        def to(self, device):
-            raise ZeroDivisionError("mine")
+        to = raising(ZeroDivisionError("mine"))
 
     streams = FakeStreams("side")
     memory = Memory()
@@ -381,8 +372,6 @@ def test_an_object_that_fails_to_move_is_an_error_at_its_place():
 
 
 class Encoding(collections.UserDict):
-    """A batch as tokenizers return it."""
-
     def to(self, device, **options):
         return Encoding({key: value.to(device) for key, value in self.items()})
 

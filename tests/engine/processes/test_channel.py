@@ -7,27 +7,25 @@ import os
 import signal
 import threading
 
-import h5py
 import numpy as np
 import pytest
+from support.failures import raising
 from support.processes import loader_of, pid_of, running, wait_for_the_end_of
 from support.sources import reader_sources as acts
 from support.sources.cut_while_read import CutWhileRead
 from support.sources.reader_sources import BadInChildAtLength, Deadly, Numbers
 
-from lit_async_data.errors import AsyncDataError, ChangedError, ClosedError, StalledError, WorkerError
+from lit_async_data import ChangedError, ClosedError, CorruptError, ReadError, StalledError
+from lit_async_data.errors import AsyncDataError, WorkerError
 
 pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize("name", ["os.memfd_create", "mmap.mmap", "os.pipe", "socket.socketpair"])
 def test_a_want_of_descriptors_is_named_with_the_limit_to_raise(name, monkeypatch):
-    def none_left(*_):
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
     loader = loader_of(Numbers())
     with monkeypatch.context() as patched:
-        patched.setattr(name, none_left)
+        patched.setattr(name, raising(OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
         with loader, pytest.raises(AsyncDataError, match=r"Too many open files.*ulimit -n"):
             next(loader)
 
@@ -80,10 +78,9 @@ def test_a_process_that_does_not_answer_is_a_stall_that_says_what_it_reads(capfd
         assert " in stop\n" in stacks
 
 
-def test_a_file_that_is_cut_while_its_map_is_read_is_named(tmp_path, caplog):
+def test_a_file_that_is_cut_while_its_map_is_read_is_named(h5, caplog):
     """1. The file is checked. 2. It is cut. 3. The kernel ends the process that reads its map. 4. The next checks."""
-    with h5py.File(path := str(tmp_path / "x.h5"), "w") as file:
-        file["data"] = np.zeros((100, 1024), "f4")
+    path = h5(data=np.zeros((100, 1024), "f4"))
     error = pytest.raises(ChangedError, match=f"{path}: shrank from")
     with loader_of(CutWhileRead(path), workers=2) as loader, error as caught:
         list(loader)
@@ -139,3 +136,25 @@ def test_the_process_outlives_the_thread_that_began():
         thread.join()
         # A signal that the system sends when that thread ends has arrived with the next batches, if there is one.
         assert [len(list(loader)) for _ in range(2)] == [10, 10]
+
+
+@pytest.mark.parametrize(
+    ("act", "kind", "message"),
+    [
+        (acts.fail, ReadError, r"batch 3 of epoch 0 \(samples 30, 31, 32, .*OSError: \[Errno 5\]"),
+        (acts.fail_strangely, ReadError, "batch 3 of epoch 0 .*UnpicklableError: odd and even"),
+        (acts.damage, CorruptError, "x.h5:/data, row 33: bad"),
+    ],
+)
+def test_an_error_comes_at_its_place_with_type_sample_and_traceback(act, kind, message):
+    with loader_of(Numbers(33, act)) as loader:
+        assert [next(loader)["y"][0].item() for _ in range(3)] == [0, 10, 20]
+        with pytest.raises(kind, match=message) as caught:
+            next(loader)
+        assert (caught.value.stage, caught.value.worker) == ("read", 0)
+        assert caught.value.sample_id == (33 if act is acts.damage else 30)
+        notes = "\n".join(caught.value.__notes__)
+        assert "In reader process" in notes
+        assert f"in {act.__name__}" in notes  # the traceback
+        assert isinstance(caught.value.__cause__, OSError) == (act is acts.fail)
+        assert [next(loader)["y"][0].item() for _ in range(6)] == [40, 50, 60, 70, 80, 90]

@@ -31,8 +31,6 @@ def test_what_only_libhdf5_decodes_is_read_in_a_reader_process(h5, codec):
 
 
 class Settings:
-    """A dataset whose samples are what a reader process finds."""
-
     def __len__(self):
         return 4
 

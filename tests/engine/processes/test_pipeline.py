@@ -20,7 +20,7 @@ import pytest
 import torch
 from support.processes import in_two_processes, loader_of, pid_of, process_ids, running, wait_for_the_end_of
 from support.sources import reader_sources as acts
-from support.sources.reader_sources import FailsToStart, KilledAtStart, KilledOnce, Numbers, PythonNumbers
+from support.sources.reader_sources import FailsToStart, KilledAtStart, Numbers, PythonNumbers
 
 from lit_async_data import Balanced, HDF5Source, StorageLayout
 from lit_async_data.engine import supervisor
@@ -300,20 +300,6 @@ def test_each_worker_has_a_process_and_all_are_told_to_end_before_one_is_waited_
     assert told == [True, True]
     for pid in processes:
         wait_for_the_end_of(pid)
-
-
-def test_what_a_killed_process_was_reading_is_read_again(tmp_path, caplog):
-    flag = tmp_path / "flag"
-    with loader_of(KilledOnce(str(flag)), workers=2) as loader:
-        in_two_processes(loader)
-        flag.touch()
-        seen = []
-        while flag.exists() or len(seen) < 100:
-            seen.append(loader.next()["y"][0].item())
-        assert seen == [10 * (number % 10) for number in range(len(seen))]
-    (line,) = (line for line in caplog.messages if "was killed by SIGKILL" in line)
-    assert "while it read batch 3 of epoch" in line
-    assert "samples 30, 31, 32, … (10 in all) (the first is row 30 of KilledOnce); a new one takes its place" in line
 
 
 @pytest.mark.parametrize("rest", [False, True])

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 
@@ -16,15 +15,11 @@ ROWS = 64
 
 
 @pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "x.h5"
+def file(h5):
     images = np.random.default_rng(0).integers(0, 9, (ROWS, 6, 20), np.uint8)
-    with h5py.File(path, "w") as file:
-        file["contiguous"] = images
-        file.create_dataset("chunked", data=images, chunks=(8, 6, 20))
-        file.create_dataset("gzip", data=images, chunks=(8, 6, 20), compression="gzip")
-        file.create_dataset("nbit", data=images, chunks=(8, 6, 20), scaleoffset=0)
-    return path
+    chunked = {"data": images, "chunks": (8, 6, 20)}
+    packed = {"gzip": chunked | {"compression": "gzip"}, "nbit": chunked | {"scaleoffset": 0}}
+    return h5(contiguous=images, chunked=chunked, **packed)
 
 
 def libraries_of(source, options=()):

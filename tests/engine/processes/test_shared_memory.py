@@ -4,18 +4,22 @@ import contextlib
 import errno
 import logging
 import os
+import threading
 import types
 
 import numpy as np
 import pytest
+from support.failures import raising
 from support.processes import loader_of
 from support.sources.reader_sources import Numbers
 
+from lit_async_data import AsyncLoader
 from lit_async_data.engine.processes import shared_memory
 from lit_async_data.engine.processes.shared_memory import HEAD_BYTES, SharedFile, SharedSlots
-from lit_async_data.errors import MemoryBudgetError
+from lit_async_data.errors import ConfigError, MemoryBudgetError
 
 pytestmark = pytest.mark.processes
+NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_who_maps_the_file_sees_the_slots_and_which_samples_end_processes():
@@ -31,26 +35,19 @@ def test_who_maps_the_file_sees_the_slots_and_which_samples_end_processes():
         assert reader.deadly[:2].tolist() == [34, 0]
 
 
-def raising(number):
-    def refused(*_):
-        raise OSError(number, os.strerror(number))
-
-    return refused
-
-
 @pytest.fixture(params=["missing", errno.ENOSYS, errno.EPERM], ids=["missing", "not implemented", "forbidden"])
 def no_memfd(request, monkeypatch):
     if request.param == "missing":
         monkeypatch.delattr(os, "memfd_create")
     else:
-        monkeypatch.setattr(os, "memfd_create", raising(request.param))
+        monkeypatch.setattr(os, "memfd_create", raising(OSError(request.param, os.strerror(request.param))))
 
 
 @pytest.fixture
 def full(monkeypatch):
     """A system without memfd, and a file system without room."""
     monkeypatch.delattr(os, "memfd_create")
-    monkeypatch.setattr(SharedFile, "reach", raising(errno.ENOSPC))
+    monkeypatch.setattr(SharedFile, "reach", raising(NO_SPACE))
 
 
 @pytest.mark.usefixtures("no_memfd")
@@ -114,9 +111,41 @@ def test_no_room_in_the_midst_of_zeros_gives_the_rest_back(monkeypatch):
         seek=file.seek,
         tell=file.tell,
         truncate=file.truncate,
-        write=lambda data: file.write(data) if file.tell() < 3 * 4096 else raising(errno.ENOSPC)(),
+        write=lambda data: file.write(data) if file.tell() < 3 * 4096 else raising(NO_SPACE)(),
     )
     with pytest.raises(OSError, match="No space left"):
         shared.reach(5 * 4096)
     assert os.fstat(file.fileno()).st_size == 4096
     file.close()
+
+
+def test_python_code_is_read_ahead_in_a_process_and_by_the_loop_where_it_cannot_go(monkeypatch, caplog):
+    with AsyncLoader(Numbers(), {"batch_size": 10, "shuffle": False}) as loader:
+        assert loader.footprint.workers[:3] == ("process", 1, "Python code reads the samples")
+        assert [batch["y"].tolist() for batch in loader] == np.arange(100).reshape(10, 10).tolist()
+    source = Numbers(act=threading.Lock().release)  # a lock cannot be pickled
+    caplog.set_level(logging.INFO)
+    with AsyncLoader(source, {"batch_size": 10, "shuffle": False}) as loader:
+        assert [batch["y"].tolist() for batch in loader] == np.arange(100).reshape(10, 10).tolist()
+        assert loader.footprint.workers.kind == "caller"
+    assert "Numbers: no workers (it cannot be pickled (TypeError: " in caplog.text
+    loader = loader_of(source)
+    with pytest.raises(ConfigError, match=r"^worker_kind: Numbers cannot go .*pickle.*; .* set worker_kind=thread"):
+        next(loader)
+
+
+def test_a_source_for_which_there_is_no_room_is_an_error_that_says_so(monkeypatch):
+    def without_room(self, _):
+        self.folder, self.file = "/dev/shm", open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr(SharedFile, "__init__", without_room)
+    error = pytest.raises(MemoryBudgetError, match=r"for a copy of the source .*No space left")
+    with loader_of(Numbers()) as loader, error:
+        next(loader)
+
+
+def test_a_source_of_large_arrays_goes_to_a_process_only_on_demand(monkeypatch):
+    monkeypatch.setattr("lit_async_data.engine.processes.shared_memory.MOST_COPIED_BYTES", 100)
+    assert loader_of(Numbers(), worker_kind="auto").footprint.workers.why.startswith("a copy of it takes ")
+    assert loader_of(Numbers()).footprint.workers.kind == "process"

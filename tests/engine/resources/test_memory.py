@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.device.pretended import MACHINES
+from support.failures import raising
 
 from lit_async_data import system
 from lit_async_data.engine import resources
@@ -31,19 +32,13 @@ def test_memory_is_page_aligned_bytes_that_can_be_written():
 
 
 def test_memory_that_the_system_refuses_is_an_error_with_its_size_and_advice(monkeypatch):
-    def refused(*_, **__):
-        raise OSError(errno.ENOMEM, "Cannot allocate memory")
-
-    monkeypatch.setattr("mmap.mmap", refused)
+    monkeypatch.setattr("mmap.mmap", raising(OSError(errno.ENOMEM, "Cannot allocate memory")))
     with pytest.raises(MemoryBudgetError, match=r"^memory_budget: the system refuses 2.0 MiB for a slot .*ulimit -v"):
         allocated(2**21, pinned=False)
 
 
 def test_memory_that_cannot_be_pinned_is_pageable_and_said(monkeypatch, caplog):
-    def refused(*_, **__):
-        raise RuntimeError("out of pinned memory")
-
-    monkeypatch.setattr(torch, "empty", refused)
+    monkeypatch.setattr(torch, "empty", raising(RuntimeError("out of pinned memory")))
     with caplog.at_level(logging.WARNING):
         made = allocated(1000, pinned=True)
         allocated(1000, pinned=True)

@@ -106,7 +106,6 @@ def test_decoded_chunks_have_room_for_all_that_is_read_together_and_a_group_more
 
 @pytest.mark.parametrize(("reading", "most"), [("decoded", 4), ("locked", 1)])
 def test_automatic_workers_are_no_reason_to_refuse_a_budget(reading, most, monkeypatch):
-    """Each needs memory to decode: there are as many as fit."""
     monkeypatch.setattr(resources, "cores", lambda ranks=None: 64)
     monkeypatch.setattr(ArraySource, "memory", lambda source, chunks=0: MemoryNeeds(per_thread=2**20))
     for megabytes in range(1, 10):

@@ -16,18 +16,9 @@ from waiting.on_device.hazards import OTHER, mixed
 from lit_async_data.engine import resources
 from lit_async_data.engine.device import streams
 
+SKIPPED = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here")
 #: The parameters of a fixture: whether there is a GPU. All tests that need one get their mark here.
-MACHINES = [
-    pytest.param(
-        True,
-        id="cuda",
-        marks=[
-            pytest.mark.gpu,
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here"),
-        ],
-    ),
-    pytest.param(False, id="pretended"),
-]
+MACHINES = [pytest.param(True, id="cuda", marks=[pytest.mark.gpu, SKIPPED]), pytest.param(False, id="pretended")]
 
 
 class Machine:

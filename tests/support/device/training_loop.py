@@ -3,12 +3,10 @@
 import contextlib
 import functools
 import math
-import threading
 
 import numpy as np
 import pytest
 import torch
-from waiting.on_device.copy_verifier import CopyVerifier
 from waiting.on_device.fake_streams import FakeStreams, raw
 
 from lit_async_data.batch.spec import BatchLayout, BatchSpec, FieldSpec
@@ -22,14 +20,8 @@ from support.plans import plan_of
 from support.threads.number_pipelines import setup_of
 
 # x is large and has its own copy to the device; y and z share one.
-SPEC = BatchSpec(
-    {
-        "x": FieldSpec((3, 100, 100), np.dtype(np.uint8), channel=2),
-        "y": FieldSpec((), np.dtype(np.int64)),
-        "z": FieldSpec((2,), np.dtype(np.float32)),
-    },
-    as_mapping=True,
-)
+FIELDS = {"x": FieldSpec((3, 100, 100), np.dtype("u1"), channel=2), "y": FieldSpec((), np.dtype("i8"))}
+SPEC = BatchSpec(FIELDS | {"z": FieldSpec((2,), np.dtype("f4"))}, as_mapping=True)
 
 BATCH, STEPS = 4, 5
 
@@ -56,50 +48,16 @@ def new_schedule():
     )
 
 
-class LateFeed(CopyFeed):
-    """A feed whose batches become ready only at the end of a step; ``step_ended`` is set while they are."""
-
-    def __init__(self, pipeline, step_ended):
-        super().__init__(pipeline)
-        self._step_ended = step_ended
-
-    def poll(self, key):
-        return self.get(key) if self._step_ended.is_set() else None
-
-
 @contextlib.contextmanager
-def queue_on(
-    streams,
-    *,
-    depth=2,
-    transform=None,
-    read=write_numbers,
-    queue=StreamQueue,
-    feed=CopyFeed,
-    workers=1,
-    verify_copies=0,
-    batches=1,
-):
+def queue_on(streams, *, depth=2, transform=None, read=write_numbers, feed=CopyFeed, workers=1, batches=1):
     """A device queue and its pipeline, closed at the end. ``batches``: the most in a slot."""
     layout = BatchLayout(SPEC, BATCH, batches)
     setup = setup_of(read, new_schedule(), (layout, *2 * [4 if workers else 2]), workers)
     pipeline = ThreadPipeline(setup, functools.partial(resources.allocated, layout.nbytes, pinned=False), timeout_s=60)
-    fed = feed(pipeline)
     transform = transform and DeviceTransform(transform, torch.device("cpu"))
-    verifier = CopyVerifier(verify_copies, streams) if verify_copies else None
-    if verifier is None:
-        device_queue = queue(fed, streams, depth, transform)
-    else:
-        device_queue = verifier.queue(
-            queue(verifier.feed(fed), streams, depth, transform and verifier.transform(transform))
-        )
-    try:
-        yield device_queue
-    finally:
-        try:
-            device_queue.close()
-        finally:
-            pipeline.close()
+    queue = StreamQueue(feed(pipeline), streams, depth, transform)
+    with contextlib.closing(pipeline), contextlib.closing(queue):
+        yield queue
 
 
 def copied_ahead(queue, batches):
@@ -134,21 +92,15 @@ class Step:
             self._streams.launch("step", kernel)
 
 
-def trained(streams, *, epochs=2, late=False, **options):
-    """Runs epochs as the Trainer would; returns the (key, field) pairs of which a step saw wrong values.
-
-    With ``late``, host batches become ready only at the end of a step.
-    """
-    step, schedule, step_ended = Step(streams), new_schedule(), threading.Event()
-    feed = functools.partial(LateFeed, step_ended=step_ended) if late else CopyFeed
-    with queue_on(streams, feed=feed, **options) as queue:
+def trained(streams, *, epochs=2, **options):
+    """Runs epochs as the Trainer would; returns the (key, field) pairs of which a step saw wrong values."""
+    step, schedule = Step(streams), new_schedule()
+    with queue_on(streams, **options) as queue:
         for epoch in range(epochs):
             for number in range(len(schedule.plan(epoch))):
                 key = BatchIndex(epoch, number)
                 batch = queue.take(key)
-                step_ended.clear()
                 queue.prefetch(schedule.following(key))  # on_train_batch_start
-                step_ended.set()
                 step(key, batch, schedule.plan(epoch).batch(number))
                 del batch  # kernels may still be waiting when the step's last reference is gone
                 queue.prefetch(schedule.following(key))  # on_train_batch_end
@@ -202,18 +154,3 @@ class ComputeNeverWaits(FakeStreams):
     def wait(self, stream, event):
         if stream is self.side:
             super().wait(stream, event)
-
-
-class SideNeverWaits(FakeStreams):
-    """Write before read: the copy overwrites memory that kernels of an earlier step still read."""
-
-    def wait(self, stream, event):
-        if stream is not self.side:
-            super().wait(stream, event)
-
-
-class CopiesCountAsDoneAtOnce(FakeStreams):
-    """Write before read: the slot is filled again while the device still copies from it."""
-
-    def happened(self, event, *, block):
-        return super().happened(event, block=block) if event.timed else True

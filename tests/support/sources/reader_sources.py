@@ -225,27 +225,6 @@ def warn_oddly():
     logging.getLogger("mine").warning("row %d: %s", 33, "why?", extra=extra)
 
 
-def took(flag):
-    """Whether this process has removed a file, and no other one."""
-    with contextlib.suppress(FileNotFoundError):
-        os.remove(flag)
-        return True
-    return False
-
-
-class KilledOnce(PythonNumbers):
-    """Numbers whose reader process is killed at sample 33, if it finds the file ``flag``, which it removes."""
-
-    def __init__(self, flag):
-        super().__init__()
-        self._flag = flag
-
-    def read_into(self, samples, out):
-        if 33 in samples and took(self._flag):
-            kill()
-        super().read_into(samples, out)
-
-
 class FailsToStart(PythonNumbers):
     """Numbers that cannot be unpickled once a file exists."""
 
@@ -264,5 +243,7 @@ class KilledAtStart(FailsToStart):
 
     def __setstate__(self, state):
         vars(self).update(state)
-        if os.path.isdir(self._flag) or took(self._flag):
+        with contextlib.suppress(FileNotFoundError):
+            if not os.path.isdir(self._flag):
+                os.remove(self._flag)
             kill()

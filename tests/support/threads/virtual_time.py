@@ -15,16 +15,9 @@ from lit_async_data.engine.supervisor import Bell, ThreadWorker
 from support.threads.waits import LONG
 
 # Modules that measure what verdicts are about.
-TIMED = (
-    *(
-        "engine.device.queues",
-        "engine.hooks",
-        "engine.loader.async_loader",
-        "engine.loader.base_loader",
-        "engine.pipeline.pipeline",
-    ),
-    *("engine.pipeline.thread_pipeline", "engine.prefetch.loader", "engine.stats", "sources.contract.stage_clock"),
-)
+LOADERS = "engine.loader.async_loader", "engine.loader.base_loader", "engine.prefetch.loader"
+PIPELINES = "engine.pipeline.pipeline", "engine.pipeline.thread_pipeline", "sources.contract.stage_clock"
+TIMED = *LOADERS, *PIPELINES, "engine.device.queues", "engine.hooks", "engine.stats"
 # Seconds after which a thread hands the GIL on.
 SWITCH_S = 0.001
 
