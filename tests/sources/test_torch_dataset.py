@@ -1,9 +1,7 @@
 """`DatasetSource` against torch's own DataLoader: the same samples, in the same types, or an error that says why."""
 
 import collections
-import os
 import re
-import signal
 import threading
 import weakref
 from typing import Any, NamedTuple
@@ -12,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.files.values import some
+from support.processes import in_fork
 from support.sources.datasets import read, refused
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, StackDataset, Subset, TensorDataset
 
@@ -98,10 +97,8 @@ DATASETS = {
 def flat(batch):
     """The values of a batch of torch, and of ours; those without an axis but N as int64, by the rule of the house."""
     values = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else (batch,)
-    return [
-        value.long() if value.ndim == 1 and not value.is_floating_point() and value.dtype != torch.bool else value
-        for value in values
-    ]
+    whole = (torch.uint8, torch.int32, torch.int64)
+    return [value.long() if value.ndim == 1 and value.dtype in whole else value for value in values]
 
 
 @pytest.mark.parametrize("name", DATASETS)
@@ -257,19 +254,15 @@ def test_a_fork_waits_for_no_lock_that_was_held_when_it_was_made():
         return number
 
     source = DatasetSource(Given(of))
+
+    def act():
+        assert read(source, [2])["0"].tolist() == [2]
+
     thread = threading.Thread(target=read, args=(source, [1]))
     thread.start()
     assert inside.wait(30)
     try:
-        child = os.fork()
-        if not child:
-            signal.alarm(10)
-            status = 1
-            try:
-                status = 0 if read(source, [2])["0"].tolist() == [2] else 2
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert in_fork(act) == 0
     finally:
         out.set()
         thread.join()

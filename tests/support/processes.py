@@ -3,10 +3,11 @@
 import contextlib
 import os
 import select
+import signal
 import time
 from pathlib import Path
 
-from lit_async_data import AsyncLoader
+from lit_async_data import AsyncLoader, WorkerError
 
 
 def patience():
@@ -34,6 +35,22 @@ def wait_for_the_end_of(pid):
             assert select.select([end], [], [], 60)[0]
         finally:
             os.close(end)
+
+
+def in_fork(act):
+    """Exit status of a forked child that does something within 10 s: 0, or 3 where that raises `WorkerError`, or 1."""
+    child = os.fork()
+    if not child:
+        signal.alarm(10)
+        status = 1
+        try:
+            act()
+            status = 0
+        except WorkerError as error:
+            status = 3 if "fork" in str(error) else 1
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def loader_of(source, hooks=None, **options):

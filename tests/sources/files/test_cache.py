@@ -12,15 +12,13 @@ import types
 import h5py
 import numpy as np
 import pytest
+from support.files.far import ROWS, VALUES
 from support.sources.oracle import read
 
 from lit_async_data import ConfigError, HDF5Source, StoreError
 from lit_async_data.sources.files import files as files_module
 from lit_async_data.sources.files import mirror as mirror_module
 from lit_async_data.sources.files.mirror import BLOCK
-
-ROWS = 40
-VALUES = np.random.default_rng(1).integers(1, 100, (ROWS, 64, 64)).astype("i2")
 
 
 def written(path, values=VALUES):

@@ -6,20 +6,15 @@ import os
 import threading
 import time
 
-import h5py
 import numpy as np
 import obstore
 import pytest
+from support.files.far import ROWS, VALUES, written
 from support.range_server import patience
 from support.sources.oracle import read
 from support.threads.waits import LONG
 
 from lit_async_data import AsyncLoader, ConfigError, HDF5Source, StoreError
-from lit_async_data.sources.files import files as files_module
-from lit_async_data.sources.files.mirror import BLOCK
-
-ROWS = 40
-VALUES = np.random.default_rng(1).integers(1, 100, (ROWS, 64, 64)).astype("i2")
 
 
 class Provider:
@@ -41,10 +36,7 @@ class Provider:
 
 @pytest.fixture
 def provider(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(files_module, "HEAD_BYTES", BLOCK)
-    monkeypatch.setattr(files_module, "WHOLE_BYTES", 0)
-    with h5py.File(tmp_path / "bucket" / "x.h5", "w") as file:
-        file["x"] = VALUES
+    written(tmp_path / "bucket" / "x.h5", monkeypatch)
     (tmp_path / "key").write_text("first")
     server.accepted = {"first"}
     return Provider(tmp_path)

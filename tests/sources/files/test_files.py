@@ -128,16 +128,6 @@ def test_other_files_are_refused_since_the_mirror_would_be_searched_for_their_da
         remote(way, fields=["single"], allow_external=True)
 
 
-def test_a_pattern_lists_the_bucket(server, s3, bucket):
-    server.root = bucket.parent
-    for name in ("y10.h5", "y9.h5"):
-        with contextlib.suppress(FileExistsError):
-            os.link(bucket / "x.h5", bucket / name)
-    with contextlib.closing(HDF5Source("s3://bucket/y*.h5", ["single"], storage_options=s3)) as source:
-        assert source.paths == ["s3://bucket/y9.h5", "s3://bucket/y10.h5"]
-        assert len(source) == 46
-
-
 def test_what_a_batch_lacks_is_asked_for_at_once_and_not_field_by_field(server, tmp_path, monkeypatch):
     monkeypatch.setattr(files_module, "HEAD_BYTES", BLOCK)
     monkeypatch.setattr(files_module, "WHOLE_BYTES", 0)
@@ -254,9 +244,8 @@ def test_memory_that_drops_what_is_fetched_ahead_is_warned_about(large, tmp_path
 
 def test_groups_of_more_chunks_need_more_memory(large, caplog):
     def needed(width):
-        (said,) = warnings_of(
-            HDF5Source(large, ["z"], cache_limit="1KB"), caplog, shuffle="chunk", shuffle_chunks=width
-        )
+        source = HDF5Source(large, ["z"], cache_limit="1KB")
+        (said,) = warnings_of(source, caplog, shuffle="chunk", shuffle_chunks=width)
         return int(re.search(r"needs (\d+)", said)[1])
 
     group = 64 * 8 * 2 * 2048  # the file has two fields of this size
@@ -268,20 +257,16 @@ def test_groups_of_more_chunks_need_more_memory(large, caplog):
 def test_files_without_room_in_the_folder_are_warned_about(large, tmp_path, caplog, limit, count):
     said = warnings_of(HDF5Source(large, ["x"], cache=tmp_path / "cache", cache_limit=limit), caplog)
     assert len(said) == count
-    assert all(
-        f"; set smaller shuffle_chunks or batch_size, or cache={tmp_path}/cache with a cache_limit" in each
-        for each in said
-    )
+    advice = f"; set smaller shuffle_chunks or batch_size, or cache={tmp_path}/cache with a cache_limit"
+    assert all(advice in each for each in said)
 
 
 def test_who_follows_the_verdict_and_keeps_a_remote_file_in_a_folder_fetches_it_once(large, server, tmp_path):
     """Its requests stand for the wait: 100 ms each, beside steps of 10 ms."""
 
     def second_epoch(**options):
-        with AsyncLoader(
-            HDF5Source(large, ["x"], **options),
-            {"batch_size": 100, "shuffle": False, "workers": 1, "worker_kind": "thread"},
-        ) as loader:
+        how = {"batch_size": 100, "shuffle": False, "workers": 1, "worker_kind": "thread"}
+        with AsyncLoader(HDF5Source(large, ["x"], **options), how) as loader:
             steps = sum(1 for _ in loader)
             before = len(server.ranges())
             assert sum(1 for _ in loader) == steps
@@ -301,3 +286,20 @@ def test_a_store_that_tries_for_longer_is_waited_for_until_it_gives_up(monkeypat
     for tried, waits in ((dt.timedelta(minutes=10), 660), (dt.timedelta(seconds=1), 180), (None, 180)):
         Files(storage_options={"retry_config": {"retry_timeout": tried}} if tried else {})
         assert waited.pop() == waits
+
+
+@pytest.mark.parametrize("kind", ["fletcher", "skipped filters"])
+def test_chunks_that_are_cached_as_they_are_stored_outlive_their_blocks_in_memory(server, tmp_path, kind):
+    values = np.random.default_rng(0).integers(1, 1 << 30, (4096, 256), "i4")
+    with h5py.File(tmp_path / "bucket" / "x.h5", "w") as file:
+        options = {"fletcher32": True} if kind == "fletcher" else {"compression": "gzip"}
+        data = file.create_dataset("x", values.shape, "i4", chunks=(4, 256), **options)
+        if kind == "fletcher":
+            data[...] = values
+        for first in range(0, len(values), 4) if kind != "fletcher" else ():
+            data.id.write_direct_chunk((first, 0), values[first : first + 4].tobytes(), filter_mask=1)
+    options = {"batch_size": 32, "shuffle": "chunk", "workers": 2, "worker_kind": "thread", "seed": 1}
+    source = HDF5Source(f"{server.url}/bucket/x.h5", {"x": "x"}, cache_limit=2**19)
+    with contextlib.closing(source), AsyncLoader(source, {**options, "return_indices": True}) as loader:
+        for batch in loader:
+            assert np.array_equal(batch["x"].numpy(), values[batch["index"].numpy()])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.files.mirrors import DATA, WHICH, at, get, opened
 
-from lit_async_data.errors import ClosedError, SourceError, StalledError, WorkerError
+from lit_async_data.errors import ClosedError, SourceError, StalledError
 from lit_async_data.sources.files import transport as transport_module
 from lit_async_data.sources.files.mirror import BLOCK, MirroredFile
 from lit_async_data.sources.files.transport import Transport
@@ -105,9 +105,3 @@ def test_no_answer_is_an_error_and_closing_frees_who_waits(tmp_path, monkeypatch
         transport.result_of(waiting, "y")
     open_.set()
     transport.close()
-
-
-def test_a_fork_is_told_before_it_calls_the_store(tmp_path, transport, monkeypatch):
-    monkeypatch.setattr(transport._process, "pid", 1)
-    with pytest.raises(WorkerError, match="start processes by spawn"):
-        MirroredFile("x", WHICH, opened(tmp_path), get, transport).need(*at(0))

@@ -48,9 +48,8 @@ def opened(path, folder, transport, ring=None):
         data = file.read()
     names = (os.path.join(folder, name) for name in ("o.data", "o.crc"))
     mirror = Mirror(*(os.open(name, os.O_RDWR | os.O_CREAT, 0o600) for name in names), len(data), ring)
-    return Counted(
-        "o", FileIdentity.of_object("o", 1, "tag"), mirror, lambda begin, end: memoryview(data[begin:end]), transport
-    )
+    identity = FileIdentity.of_object("o", 1, "tag")
+    return Counted("o", identity, mirror, lambda begin, end: memoryview(data[begin:end]), transport)
 
 
 def written(path, libver):
@@ -62,16 +61,18 @@ def written(path, libver):
             file[f"groups/g{number:03}"].attrs["label"] = f"l{number}"
 
 
+def chunks_of(file):
+    found = []
+    file["x"].id.chunk_iter(lambda each: found.append((each.chunk_offset, each.byte_offset, each.size)))
+    return found
+
+
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
 def test_everything_is_as_in_the_file_and_few_wait(tmp_path, transport, libver):
     written(tmp_path / "x.h5", libver)
     filler = opened(tmp_path / "x.h5", tmp_path, transport)
-    chunks = []
     with h5py.File(ObjectFile(filler), "r") as file, h5py.File(tmp_path / "x.h5") as own:
-        file["x"].id.chunk_iter(lambda each: chunks.append((each.chunk_offset, each.byte_offset, each.size)))
-        wanted = []
-        own["x"].id.chunk_iter(lambda each: wanted.append((each.chunk_offset, each.byte_offset, each.size)))
-        assert chunks == wanted
+        assert chunks_of(file) == chunks_of(own)
         rounds = filler.rounds
         for name in own["groups"]:
             assert file[f"groups/{name}/y"][()] == own[f"groups/{name}/y"][()]
@@ -104,14 +105,10 @@ def far_apart(path, chunks):
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_nodes_far_apart_come_without_what_is_around_them_unless_they_are_kept(tmp_path, transport, in_memory):
     far_apart(tmp_path / "x.h5", 3000)
-    filler, offsets = opened(tmp_path / "x.h5", tmp_path, transport, Ring(2**30) if in_memory else None), []
-    with h5py.File(ObjectFile(filler), "r") as file:
+    filler = opened(tmp_path / "x.h5", tmp_path, transport, Ring(2**30) if in_memory else None)
+    with h5py.File(ObjectFile(filler), "r") as file, h5py.File(tmp_path / "x.h5") as own:
         for _ in range(2):  # libhdf5 reads a tree again, if its own cache is too small
-            file["x"].id.chunk_iter(lambda each: offsets.append(each.byte_offset))
-    with h5py.File(tmp_path / "x.h5") as own:
-        wanted = []
-        own["x"].id.chunk_iter(lambda each: wanted.append(each.byte_offset))
-    assert offsets == 2 * wanted
+            assert chunks_of(file) == chunks_of(own)
     assert (filler.nbytes < 100 * 2**12) is in_memory  # each of about 50 nodes has 2.6 KB; with blocks: a MB
     assert filler.rounds < 8
 

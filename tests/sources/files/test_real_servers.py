@@ -5,38 +5,24 @@ import pickle
 import urllib.request
 
 import fsspec
-import h5py
 import numpy as np
 import pytest
+from support.files.far import ROWS, assert_right, written
 from support.range_server import KEYS, patience
 from support.real_servers import certificate, hadro, moto, nginx
 from support.sources.oracle import read
 
 from lit_async_data import ChangedError, HDF5Source, MissingError, StoreError
-from lit_async_data.sources.files import files as files_module
-from lit_async_data.sources.files.mirror import BLOCK
 
 obstore = pytest.importorskip("obstore")
 pytestmark = pytest.mark.usefixtures("connections_end")
-ROWS = 40
-VALUES = np.random.default_rng(1).integers(1, 100, (ROWS, 64, 64)).astype("i2")
 
 
 @pytest.fixture
 def data(tmp_path, monkeypatch):
     """The bytes of a file."""
-    monkeypatch.setattr(files_module, "HEAD_BYTES", BLOCK)
-    monkeypatch.setattr(files_module, "WHOLE_BYTES", 0)
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        file["x"] = VALUES
-        file.create_dataset("z", data=VALUES, chunks=(4, 64, 64), compression="gzip")
+    written(tmp_path / "x.h5", monkeypatch, compression="gzip")
     return (tmp_path / "x.h5").read_bytes()
-
-
-def assert_right(source):
-    samples = np.random.default_rng(0).permutation(len(source))
-    for values in read(source, samples).values():
-        assert np.array_equal(values, VALUES[samples % ROWS])
 
 
 def assert_noticed(source, change):
@@ -86,10 +72,8 @@ def test_signatures_of_hadro_which_is_far_away(folder):
     with hadro(folder, "--access-key", KEYS["key"], "--secret-key", KEYS["secret"], *slow) as port:
         options = {"endpoint_url": f"http://127.0.0.1:{port}", "region": "us-east-1", **patience(20)}
         right = {"key": KEYS["key"], "secret": KEYS["secret"]}
-        for path, said in (
-            ("s3://bucket/x.h5", "the store refuses these credentials; check them"),
-            ("s3://bucket/*.h5", "403"),
-        ):
+        refusals = {"s3://bucket/x.h5": "the store refuses these credentials; check them", "s3://bucket/*.h5": "403"}
+        for path, said in refusals.items():
             with contextlib.closing(HDF5Source(path, ["x", "z"], storage_options=options | right)) as source:
                 assert_right(source)
             for wrong in (right | {"secret": "another secret"}, right | {"key": "another key"}, {"anon": True}):
@@ -151,9 +135,7 @@ def test_a_store_of_obstore_that_the_user_made(data, tmp_path, kind):
         assert source.paths == ["a/x.h5"]
         assert_right(source)
         copied = pickle.loads(pickle.dumps(source))
-    with (
-        contextlib.closing(copied),
-        pytest.raises(StoreError, match=r"a/x\.h5: storage is not in pickles, which others may read: build"),
-    ):
+    said = r"a/x\.h5: storage is not in pickles, which others may read: build"
+    with contextlib.closing(copied), pytest.raises(StoreError, match=said):
         read(copied, np.arange(ROWS))
     assert_noticed(HDF5Source("a/x.h5", ["x"], storage=store), lambda: obstore.put(store, "a/x.h5", data + b"\0"))

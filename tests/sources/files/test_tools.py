@@ -53,9 +53,6 @@ def written(capsys, *arguments):
     return json.loads(out) if "--json" in arguments else out
 
 
-# -- reading ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("way", ["http", "s3", "cache"])
 def test_rows_are_those_of_the_local_file(folder, server, s3, way):
     path, options = {
@@ -82,9 +79,6 @@ def test_what_a_reader_cannot_take_is_told(folder, s3):
         open_reader("s3://bucket/none.h5", storage_options=s3)
 
 
-# -- inspect, pack, doctor -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("given", ["s3://bucket/scan*.h5", "s3://bucket/scan1.h5", "s3://bucket/t.csv"])
 def test_inspect_prints_lines_that_read_the_address(folder, typed, s3, capsys, given):
     report = written(capsys, "inspect", given, *typed, "--cache", "cache", "--json")
@@ -103,9 +97,8 @@ def test_inspect_prints_lines_that_read_the_address(folder, typed, s3, capsys, g
 
 
 def test_every_sample_is_checked(folder, typed, capsys):
-    assert "0 of 60 samples of s3://bucket/scan0.h5 and 2 more" in written(
-        capsys, "inspect", "s3://bucket/scan*.h5", "--check-all", *typed
-    )
+    said = written(capsys, "inspect", "s3://bucket/scan*.h5", "--check-all", *typed)
+    assert "0 of 60 samples of s3://bucket/scan0.h5 and 2 more" in said
     (folder / "im" / "3.png").write_bytes(b"no image")
     assert main(["inspect", "s3://bucket/t.csv", "--check-all", *typed]) == 1
     assert "1 of 12 samples" in capsys.readouterr().out
@@ -157,9 +150,6 @@ def test_the_doctor_advises_by_what_an_epoch_fetches(groups, remote, said):
     first, *others = advice(Facts)
     assert f"about {remote.requests:,} requests" in first
     assert [each[: len(start)] for each, start in zip(others, said, strict=True)] == said
-
-
-# -- fill ------------------------------------------------------------------------------------------------------------
 
 
 def filled(capsys, *arguments):

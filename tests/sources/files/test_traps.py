@@ -10,33 +10,26 @@ import sys
 import threading
 import time
 
-import h5py
 import numpy as np
 import pytest
 import torch
+from support.files.far import ROWS, VALUES, written
 from support.sources.oracle import read
 from support.threads.waits import LONG
 from torch.utils.data import DataLoader
 
 from lit_async_data import ClosedError, HDF5Source, WorkerError
 from lit_async_data.sources.files import files as files_module
-from lit_async_data.sources.files.mirror import BLOCK
 from lit_async_data.sources.files.stores import ObjectStore
 from lit_async_data.sources.files.transport import FETCHER
 
 pytest.importorskip("obstore")
-ROWS = 40
-VALUES = np.random.default_rng(1).integers(1, 100, (ROWS, 64, 64)).astype("i2")
 PATIENT = {"client_options": {"timeout": dt.timedelta(hours=1)}}
 
 
 @pytest.fixture
 def address(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(files_module, "HEAD_BYTES", BLOCK)
-    monkeypatch.setattr(files_module, "WHOLE_BYTES", 0)
-    with h5py.File(tmp_path / "bucket" / "x.h5", "w") as file:
-        file["x"] = VALUES
-        file.create_dataset("z", data=VALUES, chunks=(4, 64, 64), scaleoffset=0)
+    written(tmp_path / "bucket" / "x.h5", monkeypatch, scaleoffset=0)
     return f"{server.url}/bucket/x.h5"
 
 
@@ -46,6 +39,12 @@ def until_asked(server, before):
     while len(server.requests) == before:
         assert time.monotonic() < ends
         os.sched_yield()
+
+
+def join_fetchers():
+    for thread in threading.enumerate():
+        if thread.name.startswith(FETCHER):
+            thread.join(LONG)
 
 
 def test_a_list_that_was_closed_asks_for_no_further_page(monkeypatch):
@@ -63,9 +62,7 @@ def test_a_list_that_was_closed_asks_for_no_further_page(monkeypatch):
     with pytest.raises(ClosedError):
         files.matching("s3://bucket/*")
     told.set()
-    for thread in threading.enumerate():
-        if thread.name.startswith(FETCHER):
-            thread.join(LONG)
+    join_fetchers()
     assert pages == [0, 1]
 
 
@@ -109,9 +106,7 @@ def test_closing_frees_who_waits_for_a_store(server, address, field):
     thread.join(LONG)
     assert len(errors) == 1
     server.open.set()
-    for each in threading.enumerate():
-        if each.name == FETCHER:
-            each.join(LONG)
+    join_fetchers()
     assert np.array_equal(read(source, np.arange(ROWS))[field], VALUES)
     source.close()
 
@@ -135,13 +130,10 @@ def test_ctrl_c_comes_while_a_store_does_not_answer(server, address, field, work
         command = [sys.executable, "-c", PROGRAM, address, field, str(workers)]
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         program = subprocess.Popen(command, text=True, **pipes)
-        if building:
-            server.open.clear()
-            before = len(server.requests)
-        else:
-            assert program.stdout.readline() == "built\n"
-            server.open.clear()
-            before = len(server.requests)
+        assert building or program.stdout.readline() == "built\n"
+        server.open.clear()
+        before = len(server.requests)
+        if not building:
             program.stdin.write("\n")
             program.stdin.flush()
         until_asked(server, before)

@@ -9,14 +9,8 @@ from support.sources.oracle import read
 
 from lit_async_data import AsyncLoader, ConfigError, Field, FormatError, HDF5Source, split
 
-STORED = [
-    {},
-    {"chunks": True},
-    {"chunks": (3,), "compression": "gzip"},
-    {"chunks": (1,)},
-    {"chunks": (4,), "shuffle": True},
-    "virtual",
-]
+GZIP, SHUFFLED = {"chunks": (3,), "compression": "gzip"}, {"chunks": (4,), "shuffle": True}
+STORED = [{}, {"chunks": True}, GZIP, {"chunks": (1,)}, SHUFFLED, "virtual"]
 BOUNDS = ["ids", {"ends": "ends"}, {"lengths": "lengths"}, {"starts": "starts", "lengths": "lengths"}]
 PADS = st.sampled_from([None, "last", "zero"])
 LENGTHS = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any), min_size=1, max_size=3)
@@ -109,9 +103,8 @@ def test_any_windows_in_any_episodes(tmp_path_factory, *, files, fields, stride,
             HDF5Source(paths, chosen_fields, episodes=episodes, stride=stride, allow_external=stored == "virtual")
         return
     source = HDF5Source(paths, chosen_fields, episodes=episodes, stride=stride, allow_external=stored == "virtual")
-    assert [(int(place.file[-4]), place.row) for place in source.locate(range(len(source)))] == [
-        (number, row) for number, row, _ in wanted
-    ]
+    places = [(int(place.file[-4]), place.row) for place in source.locate(range(len(source)))]
+    assert places == [(number, row) for number, row, _ in wanted]
     for order in (np.arange(len(wanted)), np.random.default_rng(0).integers(0, len(wanted), 40)):
         for first in range(0, len(order), batch):
             chosen = order[first : first + batch]
@@ -143,12 +136,9 @@ def test_sides_share_no_values_and_chosen_rows_are_read_in_their_order(tmp_path_
             sides = split(source, {"train": 0.5, "val": 0.5}, groups=groups)
         except ConfigError:
             continue
-        rows = [
-            {row for sample in side.samples.tolist() for key in fields for row in wanted[sample][2][key][0]}
-            for side in sides.values()
-        ]
-        shared = (rows[0] & rows[1]) - {0}
-        assert not shared
+        read_by = [[wanted[sample][2] for sample in side.samples.tolist()] for side in sides.values()]
+        train, val = ({row for found in each for key in fields for row in found[key][0]} for each in read_by)
+        assert not (train & val) - {0}
         assert sides.overlap == 0 or groups == "time"
 
 

@@ -6,6 +6,7 @@ import shutil
 import h5py
 import numpy as np
 import pytest
+from support.files.damage import damage_chunk
 from support.files.hdf5 import STORAGES, create, stored_as
 from support.sources.oracle import read, refused
 
@@ -195,8 +196,7 @@ def test_a_layout_names_the_axis_of_steps(h5, layout):
         what = ["x.h5:/x: has episodes on axis 0 and their rows on axis 2, with others between them"]
         refused(FormatError, what, h5(x=stored), {"x": "x"}, layout=layout, episodes={"axis": 0})
         return
-    compressed = {"data": stored, "chunks": (2, 2, 2, 3, 3), "compression": "gzip"}
-    path = h5(x=stored, y=compressed)
+    path = h5(x=stored, y={"data": stored, "chunks": (2, 2, 2, 3, 3), "compression": "gzip"})
     fields = {"x": Field("x", window=(0, 2)), "y": Field("y", window=(0, 2))}
     rule = {"axis": layout.index("E")}
     batch = read(HDF5Source(path, fields, layout=dict.fromkeys(fields, layout), episodes=rule), np.arange(25))
@@ -223,38 +223,29 @@ def test_values_of_episodes_that_lie_end_to_end(h5, episodes):
     refused(ConfigError, ["all have a value per edge or episode"], path, {"x": fields["label"]}, episodes=episodes)
 
 
-AXIS = {"episodes": {"axis": 0}}
+AXIS, X = {"episodes": {"axis": 0}}, {"x": "x"}
 LONG, SHORT = ({"episodes": {"axis": 0, "lengths": name}} for name in ("long", "short"))
 WINDOW = {"name": "x", "per": "episode", "window": 1}
+OTHERS = "different episodes: x has 7 of 23 steps, k has 7 of 2 steps"
 
 
 @pytest.mark.parametrize(
     ("error", "said", "fields", "options"),
     [
-        (ConfigError, ["episodes.axis: -1 is not a whole number from 0 on"], {"x": "x"}, {"episodes": {"axis": -1}}),
-        (ConfigError, ["episodes.axis: 'x'"], {"x": "x"}, {"episodes": {"axis": "x"}}),
-        (ConfigError, ["episodes: ", "is neither"], {"x": "x"}, {"episodes": {"axis": 0, "ends": "lengths"}}),
-        (FormatError, ["/x: has shape (7, 23, 3), without axis 3"], {"x": "x"}, {"episodes": {"axis": 3}}),
-        (FormatError, ["/lengths: has shape (7,)", "Field(…, per='episode')"], {"x": "x", "y": "lengths"}, AXIS),
-        (
-            FormatError,
-            ["different episodes: x has 7 of 23 steps, k has 7 of 2 steps", "per='episode'", "per='edge'"],
-            {"x": "x", "y": "k"},
-            AXIS,
-        ),
-        (FormatError, ["different episodes"], {"x": "x", "y": "turned"}, AXIS),
+        (ConfigError, ["episodes.axis: -1 is not a whole number from 0 on"], X, {"episodes": {"axis": -1}}),
+        (ConfigError, ["episodes.axis: 'x'"], X, {"episodes": {"axis": "x"}}),
+        (ConfigError, ["episodes: ", "is neither"], X, {"episodes": {"axis": 0, "ends": "lengths"}}),
+        (FormatError, ["/x: has shape (7, 23, 3), without axis 3"], X, {"episodes": {"axis": 3}}),
+        (FormatError, ["/lengths: has shape (7,)", "Field(…, per='episode')"], X | {"y": "lengths"}, AXIS),
+        (FormatError, [OTHERS, "per='episode'", "per='edge'"], X | {"y": "k"}, AXIS),
+        (FormatError, ["different episodes"], X | {"y": "turned"}, AXIS),
         (FormatError, ["different episodes"], {"x": Field(["first", "turned"])}, AXIS),
         (FormatError, ["different episodes"], {"x": Field("first", per="edge"), "y": "first"}, AXIS),
-        (FormatError, ["/name: has shape (7,)", "per='episode'"], {"x": "x", "y": "name"}, AXIS),
-        (ConfigError, ["layout: 'TC'", "with N for the samples"], {"x": "x"}, {"layout": "NTC", **AXIS}),
+        (FormatError, ["/name: has shape (7,)", "per='episode'"], X | {"y": "name"}, AXIS),
+        (ConfigError, ["layout: 'TC'", "with N for the samples"], X, {"layout": "NTC", **AXIS}),
         (ConfigError, ["window: does not apply to values of episodes"], {"x": WINDOW}, AXIS),
-        (CorruptError, ["/long, row 1: ", "each must begin behind the one before it"], {"x": "x"}, LONG),
-        (
-            CorruptError,
-            ["/short: holds 7 starts for 3 lengths"],
-            {"x": "x"},
-            {"episodes": {"axis": 0, "lengths": "short"}},
-        ),
+        (CorruptError, ["/long, row 1: ", "each must begin behind the one before it"], X, LONG),
+        (CorruptError, ["/short: holds 7 starts for 3 lengths"], X, SHORT),
     ],
 )
 def test_wrong_axes_are_named(path, error, said, fields, options):
@@ -268,12 +259,7 @@ def test_an_error_names_the_chunk_and_the_step(path, tmp_path, chunks):
     written(path, chunks=chunks, compression="gzip")
     damaged = tmp_path / "damaged.h5"
     shutil.copy(path, damaged)
-    with h5py.File(path) as file:
-        number = next(n for n in range(99) if file["x"].id.get_chunk_info(n).chunk_offset == (4, 10, 0))
-        chunk = file["x"].id.get_chunk_info(number)
-    with open(damaged, "r+b") as file:
-        file.seek(chunk.byte_offset + 2)
-        file.write(b"\xff" * (chunk.size - 4))
+    damage_chunk(damaged, "x", (4, 10, 0))
     source = HDF5Source(damaged, {"x": Field("x", window=(0, 2))}, **AXIS)
     with pytest.raises(CorruptError, match=r"/x, chunk \(4, 10, 0\) at byte") as caught:
         read(source, [4 * (T - 1) + 8, 4 * (T - 1) + 9, 0])  # steps 8 and 9, 9 and 10

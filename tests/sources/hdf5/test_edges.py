@@ -5,11 +5,13 @@ import shutil
 import h5py
 import numpy as np
 import pytest
+from support.files.damage import damage_chunk
 from support.sources.oracle import read, refused
 
 from lit_async_data import ConfigError, CorruptError, Field, FormatError, HDF5Source, split
 
 LENGTHS = [7, 1, 12, 4]
+OBS = [1000 * n + np.arange((length + 1) * 2).reshape(-1, 2) for n, length in enumerate(LENGTHS)]
 FLAT, GROUPS = {"episodes": {"lengths": "steps"}}, {"group": "episode_*"}
 
 
@@ -17,13 +19,12 @@ FLAT, GROUPS = {"episodes": {"lengths": "steps"}}, {"group": "episode_*"}
 def path(tmp_path_factory):
     """Minari's groups, and the same end to end."""
     path = tmp_path_factory.mktemp("edges") / "x.h5"
-    obs = [1000 * n + np.arange((length + 1) * 2).reshape(-1, 2) for n, length in enumerate(LENGTHS)]
     actions = [1000 * n + np.arange(length) + 0.5 for n, length in enumerate(LENGTHS)]
     with h5py.File(path, "w") as file:
-        for n, (own, action) in enumerate(zip(obs, actions, strict=True)):
+        for n, (own, action) in enumerate(zip(OBS, actions, strict=True)):
             file.create_dataset(f"episode_{n}/obs", data=own, chunks=(2, 2), compression="gzip")
             file[f"episode_{n}/action"] = action
-        file.create_dataset("obs", data=np.concatenate(obs), chunks=(5, 2), compression="gzip")
+        file.create_dataset("obs", data=np.concatenate(OBS), chunks=(5, 2), compression="gzip")
         file["action"], file["steps"] = np.concatenate(actions), LENGTHS
     return str(path)
 
@@ -32,12 +33,11 @@ def expected(offsets, pad):
     """The observations of each sample, in plain loops."""
     found = []
     for n, length in enumerate(LENGTHS):
-        obs = 1000 * n + np.arange((length + 1) * 2).reshape(-1, 2)
         for row in range(length):
             rows = [row + offset for offset in offsets]
             if pad or (min(rows) >= 0 and max(rows) <= length):
                 zero = [pad == "zero" and not 0 <= each <= length for each in rows]
-                values = [obs[min(max(each, 0), length)] * (not none) for each, none in zip(rows, zero, strict=True)]
+                values = [OBS[n][min(max(each, 0), length)] * (not none) for each, none in zip(rows, zero, strict=True)]
                 found.append((n, row, np.array(values)))
     return found
 
@@ -92,11 +92,7 @@ def test_wrong_edges_are_named(path):
 def test_an_error_names_the_sample_that_reads_the_row(path, tmp_path):
     damaged = tmp_path / "damaged.h5"
     shutil.copy(path, damaged)
-    with h5py.File(damaged) as file:
-        chunk = file["obs"].id.get_chunk_info(4)  # rows 20 to 24, of the third episode, which begins at 10
-    with open(damaged, "r+b") as file:
-        file.seek(chunk.byte_offset + 2)
-        file.write(b"\xff" * (chunk.size - 4))
+    damage_chunk(damaged, "obs", (20, 0))  # to row 24, of the third episode, which begins at 10
     source = HDF5Source(damaged, {"obs": Field("obs", offsets=[0, 2], per="edge"), "action": "action"}, **FLAT)
     with pytest.raises(CorruptError) as caught:
         read(source, [14, 15])  # rows 18 and 20, 19 and 21, of samples that lack the last row of each episode

@@ -4,20 +4,12 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from support.files.damage import damage_chunk
 from support.lightning.trainer import NO_STAGES, pl, trainer
 from support.sources.oracle import read
 
-from lit_async_data import (
-    AsyncDataModule,
-    ConcatSource,
-    ConfigError,
-    Field,
-    HDF5Source,
-    PredictionWriter,
-    SourceError,
-    merge_patches,
-    split,
-)
+from lit_async_data import AsyncDataModule, ConcatSource, Field, HDF5Source, PredictionWriter, merge_patches, split
+from lit_async_data.errors import ConfigError, SourceError
 from lit_async_data.testing import ArraySource
 
 SHAPES = {"a": (9, 14, 11), "b": (4, 20, 8), "c": (12, 6, 7)}
@@ -25,26 +17,13 @@ SIZE = (5, 6, 8)
 
 
 @pytest.fixture
-def path(tmp_path):
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        for name, shape in SHAPES.items():
-            file[f"scans/{name}/ct"] = np.random.default_rng(len(name)).random(shape)
-    return tmp_path / "x.h5"
+def path(h5):
+    rng = np.random.default_rng(1)
+    return h5(**{f"scans/{name}/ct": rng.random(shape) for name, shape in SHAPES.items()})
 
 
 def source_of(path, stride=(2, 3, 4), **options):
     return HDF5Source(path, {"x": Field("ct", patch=SIZE, stride=stride, pad="zero")}, group="scans/*", **options)
-
-
-def test_predictions_that_agree_give_the_volume(path, tmp_path):
-    source = source_of(path)
-    patches = read(source, np.arange(len(source)))["x"]
-    merge_patches(np.stack([patches, -patches], axis=1), source, tmp_path / "merged.h5")
-    with h5py.File(tmp_path / "merged.h5") as file, h5py.File(path) as given:
-        assert sorted(file["x.h5/scans"]) == ["a", "b", "c"]
-        for name in SHAPES:
-            volume = given[f"scans/{name}/ct"][...]
-            np.testing.assert_allclose(file[f"x.h5/scans/{name}"], np.stack([volume, -volume]), rtol=1e-5)
 
 
 def test_overlapping_predictions_are_averaged(path, tmp_path):
@@ -99,14 +78,10 @@ class Sevens(pl.LightningModule):
 @NO_STAGES
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.parametrize("kind", [torch.int64, torch.bool, torch.float32])
-def test_samples_that_could_not_be_read_count_nowhere(tmp_path, kind):
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        ct = file.create_dataset("ct", data=np.ones((8, 8)), chunks=(2, 8), fletcher32=True)
-        chunk = ct.id.get_chunk_info_by_coord((4, 0)).byte_offset
-    with open(tmp_path / "x.h5", "r+b") as file:
-        file.seek(chunk)
-        file.write(b"\xff" * 8)
-    source = HDF5Source(tmp_path / "x.h5", {"x": Field("ct", patch=(4, 8), stride=(1, 8))})  # rows 4, 5 are damaged
+def test_samples_that_could_not_be_read_count_nowhere(h5, tmp_path, kind):
+    path = h5(ct={"data": np.ones((8, 8)), "chunks": (2, 8), "fletcher32": True})
+    damage_chunk(path, "ct", (4, 0))
+    source = HDF5Source(path, {"x": Field("ct", patch=(4, 8), stride=(1, 8))})  # rows 4, 5 are damaged
     loader = {"batch_size": 2, "on_error": "skip", "max_bad": 9}
     module = AsyncDataModule(predict=source, loader=loader)
     trainer(PredictionWriter(tmp_path / "out")).predict(Sevens(kind), module, return_predictions=False)
@@ -146,10 +121,9 @@ def test_tensors_and_lists_of_numbers_are_taken(path, tmp_path, given):
 
 
 @pytest.mark.parametrize("axes", [(10, 3), (10,), (2, 10)], ids=["as stored", "labels", "channels"])
-def test_predictions_of_points(tmp_path, axes):
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        file["xyz"], file["labels"] = np.zeros((103, 3)), np.arange(103)
-    source = HDF5Source(tmp_path / "x.h5", {"x": Field("xyz", points=10), "y": Field("labels", points=10)})
+def test_predictions_of_points(h5, tmp_path, axes):
+    path = h5(xyz=np.zeros((103, 3)), labels=np.arange(103))
+    source = HDF5Source(path, {"x": Field("xyz", points=10), "y": Field("labels", points=10)})
     labels = read(source, np.arange(len(source)))["y"]
     given = {(10, 3): labels[..., None], (10,): labels, (2, 10): labels[:, None]}[axes]
     merge_patches(np.broadcast_to(given, (len(source), *axes)), source, tmp_path / "merged.h5")

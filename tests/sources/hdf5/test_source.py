@@ -1,7 +1,6 @@
 """`HDF5Source` from outside: its fields and files, its handles, and files that change."""
 
 import os
-import signal
 import threading
 from pathlib import Path
 
@@ -11,10 +10,11 @@ import pytest
 import torch
 from support.files.damage import patch
 from support.files.values import some
+from support.processes import in_fork
 from support.sources.comparison import assert_same_samples
 from support.sources.oracle import Model, read
 
-from lit_async_data import AsyncLoader, ChangedError, ConfigError, HDF5Source, LoaderOptions, MissingError, WorkerError
+from lit_async_data import AsyncLoader, ChangedError, ConfigError, HDF5Source, LoaderOptions, MissingError
 
 ROWS = 23
 SHAPE = (ROWS, 5, 6, 3)
@@ -27,14 +27,6 @@ STORAGE = {
     "scale-offset": {"chunks": (3, 4, 4, 2), "scaleoffset": 0},
 }
 SHUFFLED = np.random.default_rng(1).permutation(ROWS)
-
-
-def test_a_string_is_the_layout_of_the_first_field_and_a_mapping_names_them(h5):
-    path = h5(data=some(SHAPE), masks=some((5, 6, ROWS)))
-    alone = HDF5Source(path, {"x": "data"}, layout="NHWC")
-    both = HDF5Source(path, {"x": "data", "m": "masks"}, layout={"x": "NHWC", "m": "HWN"})
-    assert_same_samples(read(both, SHUFFLED)["m"], some((5, 6, ROWS)).transpose(2, 0, 1)[SHUFFLED])
-    assert both.spec["x"] == alone.spec["x"]
 
 
 @pytest.mark.parametrize("side", [4, 80])  # below and above the size from which batches are views
@@ -71,21 +63,6 @@ def test_a_sample_that_is_not_there_is_an_index_error(scans, sample):
             use([3, sample])
 
 
-def in_fork(act):
-    """Exit status of a forked child that does something: 0, or 3 where that raises `WorkerError`, or 1."""
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            act()
-            status = 0
-        except WorkerError as error:
-            status = 3 if "fork" in str(error) else 1
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 @pytest.mark.parametrize("storage", STORAGE)
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # it has threads, as torch does
 def test_a_source_that_was_read_refuses_to_be_read_in_a_fork(h5, storage):
@@ -119,28 +96,16 @@ def test_a_fork_waits_for_no_lock_that_was_held_when_it_was_made(h5, act, status
             held.set()
             over.wait(30)
 
-    def acts():
-        signal.alarm(10)
-        {"close": source.close, "give room back": room, "reserve": lambda: source.reserve(0, 0)}[act]()
-
+    acts = {"close": source.close, "give room back": room, "reserve": lambda: source.reserve(0, 0)}
     thread = threading.Thread(target=hold)
     thread.start()
     assert held.wait(60)
     try:
-        assert in_fork(acts) == status
+        assert in_fork(acts[act]) == status
     finally:
         over.set()
         thread.join()
         source.close()
-
-
-def lengthened(path):
-    with path.open("ab") as file:
-        file.write(b"\0")
-
-
-def written_to(path):
-    patch(path, path.stat().st_size - 1, "B", path.read_bytes()[-1] ^ 0xFF)
 
 
 def written_anew(path):
@@ -160,8 +125,8 @@ CHANGES = {
     "cut by half": lambda path: os.truncate(path, path.stat().st_size // 2),
     "cut to nothing": lambda path: os.truncate(path, 0),
     "cut a little": lambda path: os.truncate(path, path.stat().st_size * 999 // 1000),
-    "lengthened": lengthened,
-    "written to": written_to,
+    "lengthened": lambda path: os.truncate(path, path.stat().st_size + 1),
+    "written to": lambda path: patch(path, path.stat().st_size - 1, "B", path.read_bytes()[-1] ^ 0xFF),
     "written anew": written_anew,
     "replaced": replaced,
 }

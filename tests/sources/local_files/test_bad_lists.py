@@ -80,9 +80,7 @@ def test_a_list_fits_a_file_that_has_moved_if_no_other_has_its_name():
         hdf5("new/p2/a.h5", exclude=listed(hdf5("new/p1/a.h5"), [1]))
     listed(hdf5("old/p1/a.h5", "old/p2/a.h5"), [1, 25])
     os.rename("old", "older")
-    with pytest.raises(
-        ConfigError, match="several files have its name"
-    ):  # neither of the listed ones is meant for sure
+    with pytest.raises(ConfigError, match="several files have its name"):  # neither of the listed ones, for sure
         hdf5("new/p2/a.h5", exclude="bad.csv")
 
 

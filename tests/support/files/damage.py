@@ -41,6 +41,15 @@ def patch(path, at, layout, value):
     Path(path).write_bytes(content)
 
 
+def damage_chunk(path, name, corner, content=b"\xff" * 8, skip=2):
+    """Overwrites bytes of a stored chunk, behind its first ones."""
+    with h5py.File(path) as file:
+        begin = file[name].id.get_chunk_info_by_coord(corner).byte_offset
+    with open(path, "r+b") as file:
+        file.seek(begin + skip)
+        file.write(content)
+
+
 def key_of(path, info, user_block=0):
     """Where the record of a chunk begins in a B-tree of version 1: size, mask, corner, 0, address."""
     return Path(path).read_bytes().index(struct.pack("<Q", info.byte_offset - user_block)) - 32

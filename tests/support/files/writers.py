@@ -43,27 +43,18 @@ IMARIS = {
     for name, values in (("Data", STACK), ("Histogram", np.arange(256)))
 } | {"DataSetInfo/Log/Entries": 0, "Thumbnail/Data": np.zeros((256, 1024), "u1")}
 SLEAP = {"tracks": np.zeros((2, 2, 13, 90)), "node_names": texts("n", 13, 13), "edge_inds": np.zeros((12, 2), "i4")}
-KSPACE = {
-    "kspace": np.zeros((5, 4, 16, 12), "c8"),
-    "reconstruction_rss": np.zeros((5, 8, 8), "f4"),
-    "ismrmrd_header": "<a/>",
-}
+KSPACE = {"kspace": np.zeros((5, 4, 16, 12), "c8"), "reconstruction_rss": np.zeros((5, 8, 8), "f4")}
+KSPACE["ismrmrd_header"] = "<a/>"
 SIMULATION = {name: np.zeros((6, 5, 8, 8), "f4") for name in ("Vx", "Vy")} | {"x-coordinate": np.arange(8.0)}
-TRIALS = {
-    f"{n:04}/{name}": v
-    for n in range(3)
-    for name, v in (("data", np.zeros((9, 8, 8, 2), "f4")), ("grid/x", np.arange(8.0)))
-}
+TRIAL = {"data": np.zeros((9, 8, 8, 2), "f4"), "grid/x": np.arange(8.0)}
+TRIALS = {f"{n:04}/{name}": values for n in range(3) for name, values in TRIAL.items()}
 STEPS = {"observations": np.zeros((40, 11), "f4"), "actions": np.zeros((40, 3), "f4")}
 STEPS["terminals"] = np.arange(40) % 20 > 18
+CLUSTERS, MASKED = {"col_attrs/Cluster": np.arange(20) % 3}, {"mask": np.zeros((6, 9, 8), "u1")}
+SEGMENTED = {"exported_data": np.zeros((7, 30, 28, 2), "f4"), "cells/labels": np.zeros((7, 30, 28), "u4")}
 # As `MEANT` of the tests of `inspect`.
 LAYOUTS = [
-    (
-        LOOM | {"col_attrs/Cluster": np.arange(20) % 3},
-        '{"x": "matrix", "y": "col_attrs/Cluster"}, layout={"x": "CN"}',
-        "",
-        "Gene",
-    ),
+    (LOOM | CLUSTERS, '{"x": "matrix", "y": "col_attrs/Cluster"}, layout={"x": "CN"}', "", "Gene"),
     (LOOM | {"col_attrs/Type": texts("t", 20, 3)}, '"y": "col_attrs/Type"}, layout={"x": "CN"}', "t0, t1", "CellID"),
     ({**LOOM, "matrix": ROWS[:20]}, '{"x": "matrix"}, layout={"x": "CN"}', "", "Gene"),
     (CELLS, '{"x": "X", "y": "obs/class"}', "", "var"),
@@ -80,18 +71,8 @@ LAYOUTS = [
     (SIMULATION, '{"x": "V', "", "coordinate"),
     (TRIALS, '{"x": "data"}, group="*", layout={"x": "NHWC"}', "", "grid"),
     (STEPS, '{"x": "observations", "y": "actions"}, episodes={"flags": "terminals"})', "episode", '"y": "t'),
-    (
-        {"image": np.zeros((6, 3, 9, 8)), "mask": np.zeros((6, 9, 8), "u1")},
-        '{"x": "image", "y": "mask"}, layout={"x": "NCHW"',
-        "",
-        "",
-    ),
-    (
-        {"exported_data": np.zeros((7, 30, 28, 2), "f4"), "cells/labels": np.zeros((7, 30, 28), "u4")},
-        '"y": "cells/labels"',
-        "",
-        "",
-    ),
+    ({"image": np.zeros((6, 3, 9, 8)), **MASKED}, '{"x": "image", "y": "mask"}, layout={"x": "NCHW"', "", ""),
+    (SEGMENTED, '"y": "cells/labels"', "", ""),
 ]
 NAMES = ("x", "y", "label", "mask", "weights", "matrix", "obs/class", "var/a", "g0/x", "g1/x", "g1/y", "img/1", "img/2")
 SHAPES = ((), (6,), (1, 6), (6, 1), (6, 4), (5, 6), (6, 6), (6, 5, 4), (6, 5, 4, 3), (6, 3, 8, 8), (1,), (0, 4))

@@ -1,19 +1,10 @@
 """Samples of datasets, and errors of their sources."""
 
-import math
-
-import numpy as np
 import pytest
 
+from support.sources.oracle import read
 
-def read(source, samples, keys=None):
-    """What `read_into` makes of arrays full of rubbish."""
-    out = {}
-    for key in keys or source.spec.fields:
-        shape, dtype = (len(samples), *source.spec[key].stored_shape), source.spec[key].dtype
-        out[key] = np.full(math.prod(shape) * dtype.itemsize, 0xA5, np.uint8).view(dtype).reshape(shape)
-    source.read_into(np.asarray(samples, np.int64), out)
-    return out
+__all__ = ["read", "refused"]
 
 
 def refused(kind, said, build):

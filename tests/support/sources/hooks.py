@@ -25,13 +25,6 @@ def mixed(batch, rng):
     batch["batch"] = np.full(len(batch["y"]), -1 if rng is None else rng.integers(2**62))
 
 
-def wrong_at(bad, result):
-    def hook(sample):
-        return result(sample) if sample["y"] == bad else sample
-
-    return hook
-
-
 def explode(sample):
     raise ZeroDivisionError("no light")
 

@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import pytest
 
-from lit_async_data import AsyncLoader, Field, HDF5Source, LoaderOptions
+from lit_async_data import AsyncLoader, Field, HDF5Source
 from support.sources.comparison import assert_same_samples
 
 
@@ -276,9 +276,8 @@ def assert_is(source, model):
         assert_reads(source, samples, model)
         assert [place(location) for location in source.locate(samples)] == [place(model.places[n]) for n in samples]
     if model.in_order:  # otherwise the samples of a part are not consecutive
-        assert [place((*part[:2], part.samples)) for part in source.parts if part.samples] == [
-            place(part) for part in model.parts
-        ]
+        parts = [place((*part[:2], part.samples)) for part in source.parts if part.samples]
+        assert parts == list(map(place, model.parts))
 
 
 READINGS = "decoded", "copied", "locked"
@@ -305,12 +304,11 @@ def check_loader(path, fields, *, shuffle, workers, passes=2, worker_kind="auto"
     model = Model(path, fields, **options)
     numbers = {place(location): number for number, location in enumerate(model.places)}
     assert len(numbers) == len(model)
-    loader_options = LoaderOptions(
-        batch_size=7, shuffle=shuffle, shuffle_chunks=2, workers=workers, worker_kind=worker_kind, return_indices=True
-    )
+    order = {"batch_size": 7, "shuffle": shuffle, "shuffle_chunks": 2, "return_indices": True}
+    reading = {"workers": workers, "worker_kind": worker_kind}
     with (
         contextlib.closing(HDF5Source(path, fields, **options)) as source,
-        AsyncLoader(source, loader_options) as loader,
+        AsyncLoader(source, order | reading) as loader,
     ):
         for _ in range(passes):
             seen = []

@@ -13,7 +13,6 @@ from support.sources import oracle
 from lit_async_data import ConfigError, HDF5Source
 from lit_async_data.sources import local_files
 from lit_async_data.sources.hdf5.index import index
-from lit_async_data.sources.hdf5.index import index as index_cache
 from lit_async_data.sources.hdf5.index.index import IndexCache, IndexKey
 
 VALUES = np.arange(20 * 6, dtype="i4").reshape(20, 6)
@@ -22,7 +21,7 @@ VALUES = np.arange(20 * 6, dtype="i4").reshape(20, 6)
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """The cache; small files count as large and new ones as old, since no program can set their ctime."""
-    monkeypatch.setattr(index_cache, "FEWEST_CHUNKS", 2)
+    monkeypatch.setattr(index, "FEWEST_CHUNKS", 2)
     monkeypatch.setattr(local_files, "RECENT_NS", 0)
     return tmp_path / "made" / "cache"
 
@@ -97,7 +96,7 @@ def test_each_dataset_of_each_file_has_its_own_index(path, folder, built, tmp_pa
 
 
 def test_the_index_of_a_small_file_is_not_cached(path, folder, monkeypatch):
-    monkeypatch.setattr(index_cache, "FEWEST_CHUNKS", 6)
+    monkeypatch.setattr(index, "FEWEST_CHUNKS", 6)
     opened(path, folder)
     assert os.listdir(folder) == []
 
@@ -124,9 +123,7 @@ def test_an_index_that_fails_verification_is_not_cached(path, folder):
 
 @pytest.mark.parametrize("wrong", [True, b"x", ""])
 def test_what_is_no_path_is_refused(path, wrong):
-    with pytest.raises(ConfigError) as caught:
-        HDF5Source(path, ["data"], cache_dir=wrong)
-    assert caught.value.option == "cache_dir"
+    assert oracle.refused(ConfigError, [], path, ["data"], cache_dir=wrong).option == "cache_dir"
 
 
 def touched(path):

@@ -81,26 +81,15 @@ def test_a_dataset_of_too_many_chunks_is_left_to_h5py(h5, monkeypatch):
     assert HDF5Source(h5(data={"data": VALUES, "chunks": (4, 6)}), ["data"]).chunks.reading == "locked"
 
 
+FILTERS = [["gzip"], ["shuffle", "gzip"], ["gzip", "fletcher32"], ["lzf"], ["shuffle"], ["fletcher32", "shuffle"]]
+FILTERS.append(["fletcher32"])
+CHUNKS = [(4, 7, 5), (4, 3, 2), (13, 7, 3), (4, 4, 5)]
+MAXSHAPES = [SHAPE, (None, None, 5), (None, 7, 5), (40, 40, 40), (13, None, 5)]
+
+
 @needs_libhdf5
 @pytest.mark.usefixtures("no_extra_codecs")
-@pytest.mark.parametrize(
-    ("filters", "chunks", "maxshape"),
-    [
-        (["gzip"], (4, 7, 5), SHAPE),
-        (["gzip"], (4, 3, 2), (None, None, 5)),
-        (["shuffle", "gzip"], (13, 7, 3), (None, 7, 5)),
-        (["shuffle", "gzip"], (4, 4, 5), (40, 40, 40)),
-        (["gzip", "fletcher32"], (4, 4, 5), (None, 7, 5)),
-        (["gzip", "fletcher32"], (4, 3, 2), SHAPE),
-        (["lzf"], (4, 7, 5), (None, None, 5)),
-        (["shuffle"], (4, 7, 5), (None, 7, 5)),
-        (["shuffle"], (13, 7, 3), SHAPE),
-        (["fletcher32"], (4, 3, 2), (13, None, 5)),
-        (["fletcher32"], (4, 7, 5), (40, 40, 40)),
-        (["shuffle", "fletcher32"], (4, 4, 5), (None, None, 5)),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("filters", "chunks", "maxshape"), [*zip(FILTERS * 2, CHUNKS * 4, MAXSHAPES * 3)], ids=str)
 def test_edge_chunks_may_be_left_unfiltered(new, path, filters, chunks, maxshape):
     """The index says that they were filtered. Unshuffling never fails: it would give wrong values silently."""
     with new() as file:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.files.damage import LOCKED, ODD, VALUES, check_refused, key_of, made, patch, read_all
-from support.sources.oracle import read_from
+from support.sources.oracle import read_from, refused
 
 from lit_async_data import CorruptError, HDF5Source
 from lit_async_data.sources.hdf5.index import index
@@ -56,23 +56,19 @@ def with_user_block(tmp_path):
 @pytest.mark.parametrize(
     ("place", "change", "said"),
     [
-        ((0, 3), lambda rows: rows[1, 3] + 1, r"chunk \(0, 0\): overlaps another chunk"),
-        ((4, 3), lambda rows: 0, r"chunk \(16, 0\): begins in the head of the file \(\d+ bytes at byte 0\)"),
-        ((4, 3), lambda rows: 2**62, r"chunk \(16, 0\): ends behind the \d+ bytes of the file; was it truncated"),
-        ((4, 4), lambda rows: 2**32, r"chunk \(16, 0\): ends behind"),
-        (
-            (4, 4),
-            lambda rows: 0,
-            r"chunk \(16, 0\): has the wrong size: a chunk has 96 bytes before its filters, which are 1 \(0 bytes",
-        ),
+        ((0, 3), lambda rows: rows[1, 3] + 1, r"0, 0\): overlaps another chunk"),
+        ((4, 3), lambda rows: 0, r"16, 0\): begins in the head of the file \(\d+ bytes at byte 0\)"),
+        ((4, 3), lambda rows: 2**62, r"16, 0\): ends behind the \d+ bytes of the file; was it truncated"),
+        ((4, 4), lambda rows: 2**32, r"16, 0\): ends behind"),
+        ((4, 4), lambda rows: 0, r"16, 0\): has the wrong size: a chunk has 96 bytes before .* are 1 \(0 bytes"),
         # Unfiltered, but not of the full size; and the same, as some writers mark it.
-        ((4, 2), lambda rows: 1, r"chunk \(16, 0\): .*has the wrong size"),
-        ((4, 2), lambda rows: 2**32 - 1, r"chunk \(16, 0\): .*has the wrong size"),
-        ((4, 1), lambda rows: -6, r"chunk \(16, -6\): is listed, but no chunk begins there"),
-        ((4, 0), lambda rows: 20, r"chunk \(20, 0\): is listed, but"),
-        ((4, 0), lambda rows: 1, r"chunk \(1, 0\): is listed, but"),
-        ((4, 0), lambda rows: 0, r"chunk \(0, 0\): is listed twice"),
-        ((1, 0), lambda rows: 0, r"chunk \(0, 0\): is listed twice"),  # one after the other
+        ((4, 2), lambda rows: 1, r"16, 0\): .*has the wrong size"),
+        ((4, 2), lambda rows: 2**32 - 1, r"16, 0\): .*has the wrong size"),
+        ((4, 1), lambda rows: -6, r"16, -6\): is listed, but no chunk begins there"),
+        ((4, 0), lambda rows: 20, r"20, 0\): is listed, but"),
+        ((4, 0), lambda rows: 1, r"1, 0\): is listed, but"),
+        ((4, 0), lambda rows: 0, r"0, 0\): is listed twice"),
+        ((1, 0), lambda rows: 0, r"0, 0\): is listed twice"),  # one after the other
     ],
 )
 def test_one_impossible_record_is_damage_and_names_its_chunk(tmp_path, monkeypatch, place, change, said):
@@ -80,12 +76,9 @@ def test_one_impossible_record_is_damage_and_names_its_chunk(tmp_path, monkeypat
     rows = records_in(path)
     assert columns_from(path, rows, monkeypatch) is not None
     rows[place] = change(rows)
-    with pytest.raises(CorruptError, match=said) as caught:
-        columns_from(path, rows, monkeypatch)
-    assert str(caught.value).startswith(f"{path}:/data, chunk")
-    assert (caught.value.file, caught.value.dataset) == (path, "data")
-    with pytest.raises(CorruptError, match=said):
+    with pytest.raises(CorruptError, match=rf"^{path}:/data, chunk \({said}") as caught:
         HDF5Source(path, ["data"])
+    assert (caught.value.file, caught.value.dataset) == (path, "data")
 
 
 @pytest.mark.parametrize(
@@ -126,9 +119,8 @@ def test_an_uncompressed_chunk_of_the_wrong_size_is_damage(tmp_path, options, nb
         dataset = file.create_dataset("data", dtype="i4", chunks=(4, 6), **made)
         dataset.id.write_direct_chunk((8, 0), bytes(nbytes), filter_mask=mask)
         dataset[:8] = np.arange(48).reshape(8, 6)
-    with pytest.raises(
-        CorruptError, match=rf"{path}:/data, chunk \(\d+, \d+\): .*(has the wrong size|overlaps another)"
-    ):
+    said = rf"{path}:/data, chunk \(\d+, \d+\): .*(has the wrong size|overlaps another)"
+    with pytest.raises(CorruptError, match=said):
         HDF5Source(path, ["data"])
 
 
@@ -140,18 +132,14 @@ def test_an_unusual_record_hides_no_impossible_one(tmp_path, options, unusual):
         dataset = file.create_dataset("data", (20, 6), "i4", chunks=(4, 6), **options)
         for row, nbytes in [(0, 96), (4, 96), (8, 40), (12, 96)]:
             dataset.id.write_direct_chunk((row, 0), bytes(nbytes), filter_mask=unusual if row == 0 else 0)
-    with pytest.raises(CorruptError, match=r"chunk \(8, 0\): has the wrong size: .* \(40 bytes"):
-        HDF5Source(path, ["data"])
+    refused(CorruptError, ["chunk (8, 0): has the wrong size: ", " (40 bytes"], path, ["data"])
 
 
 def test_an_index_that_libhdf5_cannot_list_is_damage(h5):
     path, _ = chunked(h5, maxshape=(None, None))
     node = Path(path).read_bytes().rindex(b"TREE")  # that of the chunks: the other is of the group's names
     patch(path, node + 5, "B", 255)  # its level
-    with pytest.raises(
-        CorruptError, match=rf"{path}:/data: has chunks that libhdf5 cannot list: .*the file is damaged"
-    ):
-        HDF5Source(path, ["data"])
+    refused(CorruptError, [f"{path}:/data: has chunks that libhdf5 cannot list: ", "is damaged"], path, ["data"])
 
 
 @pytest.mark.parametrize("kind", LOCKED)

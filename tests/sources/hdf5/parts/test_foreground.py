@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.sources.oracle import read, refused
 
-from lit_async_data import AsyncLoader, ConfigError, Field, FormatError, HDF5Source, ResumeError
+from lit_async_data import AsyncLoader, ConfigError, Field, FormatError, HDF5Source
 from lit_async_data.sources.hdf5.index import index
 from lit_async_data.sources.hdf5.schema import patches
 
@@ -75,48 +75,13 @@ def test_a_volume_without_the_class_has_patches_anywhere(tmp_path):
 
 
 @pytest.mark.processes
-def test_fixed_patches_of_many_volumes_of_one_shape_have_the_shares(tmp_path):
+def test_fixed_patches_of_many_volumes_of_one_shape_have_the_shares(h5):
     mask = np.zeros((30, 40, 50), "u1")
     mask[10:13, 15:19, 20:25] = 1
-    for number in range(40):
-        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
-            file["mask"] = mask
-    fields = {"y": Field("mask", patch=SIZE)}
+    paths, fields = [h5(f"{number}.h5", mask=mask) for number in range(40)], {"y": Field("mask", patch=SIZE)}
     for count in (1, 8):
-        source = HDF5Source(str(tmp_path / "*.h5"), fields, patches_per_volume=count, foreground={"y": {1: 0.33}})
+        source = HDF5Source(paths, fields, patches_per_volume=count, foreground={"y": {1: 0.33}})
         assert abs(read(source, np.arange(len(source)), ["y"])["y"][:, 4, 4, 5].mean() - 0.33) < 0.12
-
-
-@pytest.mark.processes
-def test_places_agree_between_ranks_and_workers_and_after_a_resume(tmp_path):
-    path, options = write(tmp_path), {"batch_size": 100, "shuffle": True, "return_indices": True}
-
-    def loader(rank=0, world_size=1, **more):
-        return AsyncLoader(source_of(path, {"y": {1: 0.5}}), options | more, rank=rank, world_size=world_size)
-
-    def of(batches):
-        return {
-            sample: at for batch in batches for sample, at in zip(batch["index"].tolist(), batch["x_origin"].tolist())
-        }
-
-    with loader(workers=1) as one, loader(workers=2, worker_kind="process") as processes:
-        places = of(one)
-        assert of(processes) == places
-    with loader(0, 2) as first, loader(1, 2) as second:
-        assert of(first) | of(second) == places
-    with loader() as stopped:
-        next(stopped)
-        state = stopped.state_dict()
-    with loader() as resumed:
-        resumed.load_state_dict(state)
-        rest = of(resumed)
-        assert rest == {sample: places[sample] for sample in rest}
-        assert len(rest) == 2000
-    with (
-        AsyncLoader(source_of(path, {"y": {1: 0.6}}), options) as other,
-        pytest.raises(ResumeError, match="patches of"),
-    ):
-        other.load_state_dict(state)
 
 
 @pytest.mark.parametrize(
@@ -141,14 +106,12 @@ def test_each_chunk_of_classes_is_decoded_once(shape, chunk, most, monkeypatch):
 
 @pytest.mark.parametrize("chunks", [None, (8, 8, 8)])
 @pytest.mark.parametrize("most", [777, 2**20])
-def test_elements_of_a_class_are_drawn_evenly_and_rare_ones_are_all_there(tmp_path, chunks, most, monkeypatch):
+def test_elements_of_a_class_are_drawn_evenly_and_rare_ones_are_all_there(h5, chunks, most, monkeypatch):
     monkeypatch.setattr(patches, "SCANNED", most)
     mask = np.zeros((40, 48, 40), "u1")
     mask[:32], mask[39, 5, 7:10] = 1, 2
-    with h5py.File(tmp_path / "0.h5", "w") as file:
-        file.create_dataset("mask", data=mask, chunks=chunks)
-    fields = {"y": Field("mask", patch=SIZE)}
-    source = HDF5Source(tmp_path / "0.h5", fields, patches_per_volume=1, foreground={"y": {1: 0.5, 2: 0.1}})
+    path, fields = h5(mask={"data": mask, "chunks": chunks}), {"y": Field("mask", patch=SIZE)}
+    source = HDF5Source(path, fields, patches_per_volume=1, foreground={"y": {1: 0.5, 2: 0.1}})
     (_, common), (_, rare) = source.stored_parts[0].fields["y"].patches.centres
     assert rare.tolist() == np.flatnonzero(mask == 2).tolist()
     assert len(set(common)) == len(common) == patches.CENTRES
@@ -173,14 +136,12 @@ def test_classes_are_read_once_with_a_cache_dir(tmp_path, monkeypatch):
     assert len(stored) == 3
 
 
-def test_numbers_of_numpy_are_classes_and_shares(tmp_path):
+def test_numbers_of_numpy_are_classes_and_shares_and_other_shares_are_other_samples(tmp_path):
     path = write(tmp_path)
     own, same = source_of(path, {"y": {np.int64(1): np.float32(0.5)}}), source_of(path, {"y": {1: 0.5}})
-    assert own.fingerprint() == same.fingerprint()
-    every = np.arange(len(own))
-    np.testing.assert_array_equal(
-        read(own, every, ["y_origin"])["y_origin"], read(same, every, ["y_origin"])["y_origin"]
-    )
+    assert own.fingerprint() == same.fingerprint() != source_of(path, {"y": {1: 0.6}}).fingerprint()
+    origins = (read(each, np.arange(len(own)), ["y_origin"])["y_origin"] for each in (own, same))
+    np.testing.assert_array_equal(*origins)
 
 
 @pytest.mark.parametrize(
@@ -210,9 +171,8 @@ def test_a_fault_is_named_before_training(tmp_path, foreground, options, error, 
             del file["ct"]
             file["ct"] = values.astype("f4")
     fields = {"x": Field("ct", patch=SIZE), "y": Field("mask", patch=SIZE)}
-    refused(
-        error, words, str(tmp_path / "*.h5"), fields, **({"patches_per_volume": 4} | options), foreground=foreground
-    )
+    options = {"patches_per_volume": 4, "foreground": foreground} | options
+    refused(error, words, str(tmp_path / "*.h5"), fields, **options)
 
 
 def test_a_mask_of_another_shape_is_refused(tmp_path):

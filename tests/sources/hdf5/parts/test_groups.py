@@ -10,20 +10,11 @@ import struct
 import h5py
 import numpy as np
 import pytest
-from support.files.damage import patch
+from support.files.damage import damage_chunk, patch
+from support.sources.oracle import refused
 
-from lit_async_data import (
-    AsyncLoader,
-    ConfigError,
-    CorruptError,
-    Field,
-    FormatError,
-    HDF5Source,
-    MissingError,
-    SubsetSource,
-    merge_patches,
-    split,
-)
+from lit_async_data import AsyncLoader, Field, HDF5Source, SubsetSource, merge_patches, split
+from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError
 from lit_async_data.sources.hdf5.index import index as index_cache
 from lit_async_data.sources.hdf5.parts import groups
 from lit_async_data.sources.local_files import COLUMNS, bad_sample
@@ -275,9 +266,7 @@ def test_groups_that_are_stored_in_different_ways_are_read_by_h5py(tmp_path, cap
 
 def test_a_damaged_sample_is_named_by_its_group(tmp_path):
     write(tmp_path / "x.h5", compression="gzip", chunks=SHAPE)
-    with h5py.File(tmp_path / "x.h5") as file:
-        begin = file["s5/image"].id.get_chunk_info(0).byte_offset
-    patch(tmp_path / "x.h5", begin + 2, "q", -1)
+    damage_chunk(tmp_path / "x.h5", "s5/image", (0, 0, 0))
     source = opened(tmp_path / "x.h5", {"x": "image"})
     with pytest.raises(CorruptError, match=r"x\.h5:/s5/image, chunk \(0, 0, 0\) at byte") as raised:
         source.__getitems__([3, 5])
@@ -390,8 +379,7 @@ def test_groups_by_length_without_padding_around_a_damaged_one(kind, tmp_path):
     values = write_lengths(tmp_path, {}, {"compression": "gzip"})
     with h5py.File(tmp_path / "1.h5", "a") as file:
         del file["s7/x"]
-        begin = file["s2/x"].id.get_chunk_info(0).byte_offset
-    patch(tmp_path / "1.h5", begin + 2, "q", -1)
+    damage_chunk(tmp_path / "1.h5", "s2/x", (0, 0))
     source = opened(tmp_path / "*.h5", {"x": Field("x", ragged="concat"), "y": "y"})
     with pytest.raises(CorruptError, match=r"1\.h5:/s2/x: chunk \(0, 0\)") as raised:
         source.__getitems__([10])
@@ -421,10 +409,9 @@ def test_a_group_may_hold_4_gib(tmp_path):
         assert next(loader)["x"].tolist() == [0, 1, 2]
 
 
-def test_files_that_are_samples_may_differ_in_length(tmp_path):
+def test_files_that_are_samples_may_differ_in_length(h5, tmp_path):
     for number, length in enumerate((3, 5, 0)):
-        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
-            file["x"] = np.full((length, 2), length)
+        h5(f"{number}.h5", x=np.full((length, 2), length))
     source = opened(tmp_path / "*.h5", {"x": "x"}, group=None)
     assert source.column("x_length").tolist() == [3, 5, 0]
     assert [int(each["x"].sum()) for each in source.__getitems__(range(3))] == [18, 50, 0]
@@ -492,24 +479,19 @@ def test_each_dataset_is_a_sample_with_what_has_its_name_in_other_groups(tmp_pat
 def test_a_dataset_that_is_no_sample_is_named(fields, error, message, dataset, tmp_path):
     write_datasets(tmp_path / "x.h5")
     with h5py.File(tmp_path / "x.h5", "a") as file:
-        for number in range(3):  # the first is the odd one
-            file[f"null/{number}"], file[f"kinds/{number}"] = (
-                h5py.Empty("i8") if number else [1, 2],
-                2.5 if number else 1,
-            )
+        for number, (null, kind) in enumerate([([1, 2], 1), *[(h5py.Empty("i8"), 2.5)] * 2]):  # the first is odd
+            file[f"null/{number}"], file[f"kinds/{number}"] = null, kind
     with pytest.raises(error, match=message) as raised:
         of_datasets(tmp_path / "x.h5", fields)
     assert raised.value.dataset == dataset
     with pytest.raises(ConfigError, match="group: does not go with sample='dataset'"):
         of_datasets(tmp_path / "x.h5", fields, group="scans")
-    with pytest.raises(MissingError, match="sample='dataset'"):
-        HDF5Source(tmp_path / "x.h5", ["targets/*"])
+    refused(MissingError, ["sample='dataset'"], tmp_path / "x.h5", ["targets/*"])
 
 
-def test_a_file_that_is_a_sample_is_named_without_a_pattern(tmp_path):
+def test_a_file_that_is_a_sample_is_named_without_a_pattern(h5, tmp_path):
     for number, width in enumerate((5, 6)):
-        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
-            file["ct"] = np.zeros((4, width))
+        h5(f"{number}.h5", ct=np.zeros((4, width)))
     with pytest.raises(FormatError) as refused:
         HDF5Source(str(tmp_path / "*.h5"), {"x": "ct"}, sample="group")
     assert str(refused.value).startswith(f"{tmp_path}/1.h5:/ct: has samples of float64 (4, 6), but in {tmp_path}/0.h5 ")
@@ -544,11 +526,8 @@ def write_volumes(folder, count=2):
 def test_datasets_of_a_group_are_volumes(tmp_path):
     path, volumes = write_volumes(tmp_path)
     fields = {"x": Field("/ct/*", **PATCH), "y": Field("mask/*", **PATCH), "both": Field(["ct/*", "mr/*"], **PATCH)}
-    fields |= {
-        "spacing": Field(attr="spacing"),
-        "site": Field("/", attr="site"),
-        "scanner": Field("ct", attr="scanner"),
-    }
+    fields |= {"spacing": Field(attr="spacing"), "site": Field("/", attr="site")}
+    fields["scanner"] = Field("ct", attr="scanner")
     options = {"sample": "dataset", "patches_per_volume": 20, "foreground": {"y": {2: 0.5}}}
     source = pickle.loads(pickle.dumps(HDF5Source(path, fields, **options)))
     assert [part.name for part in source.parts] == [f"{file}:/ct/{name}" for file, name, _ in volumes]
@@ -593,35 +572,23 @@ def test_datasets_of_a_group_are_clouds_whose_chunks_count_once(tmp_path):
     assert [cloud.memory(chunks) for chunks in (1, 2, 3)] == [apart.memory(chunks) for chunks in (1, 2, 3)]
 
 
+CT, POINTS = Field("ct/*", **PATCH), Field("cloud/*", points=9)
+
+
 @pytest.mark.parametrize(
     ("fields", "options", "error", "message"),
     [
         ({"x": Field("ct/s1", **PATCH)}, {}, ConfigError, r"fields.x: 'ct/s1' needs one \*"),
         ({"x": Field(["ct/*", "mr"], **PATCH)}, {}, ConfigError, r"fields.x: 'mr' needs one \*"),
-        ({"x": Field("ct/*", **PATCH), "y": Field("mask", **PATCH)}, {}, ConfigError, r"fields.y: 'mask' needs one \*"),
-        ({"y": Field("ct", attr="scanner"), "x": Field("ct/*", **PATCH)}, {}, ConfigError, r"fields.y: 'ct' needs one"),
+        ({"x": CT, "y": Field("mask", **PATCH)}, {}, ConfigError, r"fields.y: 'mask' needs one \*"),
+        ({"y": Field("ct", attr="scanner"), "x": CT}, {}, ConfigError, r"fields.y: 'ct' needs one"),
         ({"x": Field("ct/z*", **PATCH)}, {}, MissingError, r"0.h5: 'ct/z\*' matches no dataset; check the name"),
-        ({"x": Field("ct/*", **PATCH), "y": Field("pet/*", **PATCH)}, {}, MissingError, "has no dataset 'pet/s1'"),
+        ({"x": CT, "y": Field("pet/*", **PATCH)}, {}, MissingError, "has no dataset 'pet/s1'"),
         ({"x": Field("*", **PATCH)}, {}, FormatError, "0.h5:/cloud: is a group"),
-        ({"x": Field("ct/*", **PATCH)}, {"group": "ct"}, ConfigError, "^group: does not go with sample='dataset'"),
-        (
-            {"x": Field("ct/*", **PATCH)},
-            {"sample": "group"},
-            ConfigError,
-            "^sample: is for rows, .* patches of volumes",
-        ),
-        (
-            {"x": Field("cloud/*", points=9)},
-            {"stride": 2},
-            ConfigError,
-            "^stride: is for rows, .* are points of clouds",
-        ),
-        (
-            {"x": Field("ct/*", **PATCH), "a": Field(attr="age")},
-            {},
-            MissingError,
-            "ct/s1: its attribute 'age' is missing",
-        ),
+        ({"x": CT}, {"group": "ct"}, ConfigError, "^group: does not go with sample='dataset'"),
+        ({"x": CT}, {"sample": "group"}, ConfigError, "^sample: is for rows, .* patches of volumes"),
+        ({"x": POINTS}, {"stride": 2}, ConfigError, "^stride: is for rows, .* are points of clouds"),
+        ({"x": CT, "a": Field(attr="age")}, {}, MissingError, "ct/s1: its attribute 'age' is missing"),
     ],
 )
 def test_a_fault_of_datasets_as_volumes_is_named(tmp_path, fields, options, error, message):

@@ -2,6 +2,7 @@
 
 import pickle
 import shutil
+from unittest.mock import create_autospec
 
 import h5py
 import numpy as np
@@ -25,15 +26,11 @@ def test_a_field_without_rows_beside_one_with_rows_is_an_error(h5):
     refused(FormatError, [f"{paths[1]}:/y", "(0,)", "no samples"], paths, {"x": "x", "y": "y"})
 
 
-ORDERED = np.array([2, 3, 11, 17])
 ROWS = {
-    "ordered": ORDERED,
     "any order": np.array([17, 0, 11, 3, 19, 4]),
-    "uint8": ORDERED.astype("u1"),
-    "int32": ORDERED.astype(">i4"),
-    "mask": np.isin(np.arange(20), ORDERED),
-    "one": np.array([19]),
-    "all": np.ones(20, bool),
+    "uint8": np.array([2, 3, 11, 17], "u1"),
+    "big-endian": np.array([2, 3, 11, 19], ">i4"),
+    "mask": np.isin(np.arange(20), [2, 3, 11, 17]),
 }
 
 
@@ -119,7 +116,6 @@ def test_events_whose_windows_leave_the_recording_are_left_out_with_their_labels
 
 WRONG = {
     "too large": (np.array([1, 20]), [20]),
-    "far too large": (np.array([10**12]), [10**12]),
     "negative": (np.array([1, -1]), [-1]),
     "mask too short": (np.ones(19, bool), [19]),
     "mask too long": (np.ones(21, bool), [21]),
@@ -205,8 +201,7 @@ def test_an_attribute_is_the_value_of_all_rows_of_its_part(tmp_path):
     source = HDF5Source(tmp_path / "x.h5", fields, group="p*", stride=10)
     assert source.column("age").tolist() == [40.5, 41.5, 41.5, 42.5, 42.5, 42.5]
     assert (source.column("site") == 5).all()
-    with pytest.raises(ConfigError, match="none is a dataset"):
-        HDF5Source(tmp_path / "x.h5", [Field(attr="age")], group="p*")
+    refused(ConfigError, ["none is a dataset"], tmp_path / "x.h5", [Field(attr="age")], group="p*")
     with pytest.raises(ConfigError, match="window: does not apply to an attribute"):
         Field(attr="age", window=2)
     for wrong, said in (
@@ -263,8 +258,7 @@ GZIP = {"compression": "gzip"}
 )
 def test_samples_are_grouped_by_the_chunks_that_they_begin_in(h5, window, options, grouping):
     path = h5(x={"data": numbered((100, 8)), "chunks": (10, 8), **GZIP})
-    source = HDF5Source(path, {"x": Field("x", window=window)}, **options)
-    _, runs, *others = source._grouping
+    _, runs, *others = HDF5Source(path, {"x": Field("x", window=window)}, **options)._grouping
     assert ([(run.samples, run.rows) for run in runs], *others) == grouping
 
 
@@ -275,25 +269,15 @@ def test_the_largest_field_groups_or_a_compressed_one_of_a_tenth_of_its_bytes(h5
     assert group_samples([part]).key == key
 
 
-def test_each_name_in_a_group_is_looked_up_once(tmp_path, monkeypatch):
+def test_each_name_in_a_group_is_looked_up_once(h5, monkeypatch):
     groups = 50
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        for number in range(groups):
-            file[f"data/{number}/x"], file[f"data/{number}/y"] = np.zeros((3, 2)), np.arange(3)
-    asked = []
-
-    def counted(look):
-        def looked(*given, **options):
-            asked.append(given)
-            return look(*given, **options)
-
-        return looked
-
-    for name in ("get", "__getitem__"):
-        monkeypatch.setattr(h5py.Group, name, counted(getattr(h5py.Group, name)))
-    source = HDF5Source(str(tmp_path / "x.h5"), {"x": "x", "y": "y"}, group="data/*")
-    assert len(source) == 3 * groups
-    assert len(asked) <= 5 * groups  # x, y, the group, and the group that would hold names of categories
+    path = h5(**{f"data/{number}/{key}": np.zeros(3) for number in range(groups) for key in "xy"})
+    looks = [create_autospec(look, side_effect=look) for look in (h5py.Group.get, h5py.Group.__getitem__)]
+    for name, look in zip(("get", "__getitem__"), looks):
+        monkeypatch.setattr(h5py.Group, name, look)
+    assert len(HDF5Source(path, {"x": "x", "y": "y"}, group="data/*")) == 3 * groups
+    # x, y, the group, and the group that would hold names of categories
+    assert sum(look.call_count for look in looks) <= 5 * groups
 
 
 def test_the_column_of_groups_is_the_name_of_each_sample_s_group(patients, h5):
@@ -325,14 +309,6 @@ def test_a_message_names_what_lacks_and_not_what_was_given(h5, options, said):
     refused(ConfigError, [said], h5(x=np.zeros((4, 4))), ["x"], **options)
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"window": (-0.2, 0.8)}, "rows are whole numbers, and seconds are offsets="),
-        ({"window": (3, 3)}, "start below stop$"),
-        ({"classes": "class_names"}, "is not a list of names$"),
-    ],
-)
-def test_seconds_and_attributes_have_places_of_their_own(given, said):
-    with pytest.raises(ConfigError, match=said):
-        Field("x", **given)
+def test_seconds_have_a_place_of_their_own():
+    with pytest.raises(ConfigError, match="rows are whole numbers, and seconds are offsets="):
+        Field("x", window=(-0.2, 0.8))

@@ -53,10 +53,8 @@ def cut_from_values(file):
 
 
 def fields(x="x", m="m", **options):
-    return {
-        "x": Field(x, decode="image", image_size=8, **options),
-        "m": Field(m, decode="image", image_size=8, mode="P", **options),
-    }
+    options = {"decode": "image", "image_size": 8, **options}
+    return {"x": Field(x, **options), "m": Field(m, mode="P", **options)}
 
 
 STORAGES = {
@@ -97,11 +95,8 @@ def test_images_that_do_not_fit_are_errors_of_their_samples(storage, tmp_path):
 def test_windows_are_compared_row_by_row(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         in_rows(file)
-    given = {
-        "x": Field("x", decode="image", image_size=8, window=(-2, 1), pad="last"),
-        "m": Field("m", decode="image", image_size=8, mode="P"),
-    }
-    source = HDF5Source(tmp_path / "a.h5", given)
+    windows = Field("x", decode="image", image_size=8, window=(-2, 1), pad="last")
+    source = HDF5Source(tmp_path / "a.h5", {"x": windows, "m": fields()["m"]})
     assert read(source, [0, 1, 3, 5])["x"].shape == (4, 3, 3, 8, 8)  # their windows have other rows, and no mask there
     with pytest.raises(FormatError, match=r"a.h5:/m, row 4: x is turned") as caught:
         read(source, [3, TURNED])
@@ -122,9 +117,8 @@ def test_grey_beside_another_image_needs_a_mode(tmp_path):
 @pytest.mark.parametrize("storage", STORAGES)
 def test_a_plain_array_beside_an_image_that_is_cut_or_turned(storage, tmp_path):
     write, given, options = STORAGES[storage]
-    array, window = {"groups": ("a", {}), "datasets": ("a/*", {})}.get(
-        storage, ("a", {"window": (-1, 1), "pad": "last"})
-    )
+    alone = {"groups": ("a", {}), "datasets": ("a/*", {})}
+    array, window = alone.get(storage, ("a", {"window": (-1, 1), "pad": "last"}))
     with h5py.File(tmp_path / "a.h5", "w") as file:
         write(file)
         for row in range(ROWS):

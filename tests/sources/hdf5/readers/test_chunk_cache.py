@@ -29,8 +29,7 @@ def recent(room):
 
 def fetched(slabs, key, *, wait=True):
     made = []
-    slab = slabs.get(key, lambda: made.append(key) or SLAB, wait=wait)
-    return slab is not None, bool(made)
+    return slabs.get(key, lambda: made.append(key) or SLAB, wait=wait) is not None, bool(made)
 
 
 def test_the_slab_decoded_first_is_evicted_first_however_often_it_was_used():

@@ -1,6 +1,5 @@
 """Random points of clouds: of every way of storage, against rows of whole arrays."""
 
-import itertools
 import pickle
 
 import h5py
@@ -64,10 +63,9 @@ def test_2000_samples_equal_rows_of_whole_arrays(tmp_path, stored, mapped):
     assert len(seen) == sum(COUNTS)
 
 
-def test_a_sample_decodes_few_chunks_and_all_points_are_drawn_as_often(tmp_path):
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        file.create_dataset("n", data=np.arange(6400), chunks=(64,), compression="gzip")
-    source = HDF5Source(tmp_path / "x.h5", {"n": Field("n", points=100)}, patches_per_volume=6400)
+def test_a_sample_decodes_few_chunks_and_all_points_are_drawn_as_often(h5):
+    path = h5(n={"data": np.arange(6400), "chunks": (64,), "compression": "gzip"})
+    source = HDF5Source(path, {"n": Field("n", points=100)}, patches_per_volume=6400)
     drawn = read(source, np.arange(6400))["n"]
     chunks = [len(set(sample // 64)) for sample in drawn]
     assert set(chunks) == {2}
@@ -83,48 +81,15 @@ def test_a_sample_decodes_few_chunks_and_all_points_are_drawn_as_often(tmp_path)
         *((300, 10, None), (200, 10, None), (1000, 500, None)),
     ],
 )
-def test_points_of_a_short_chunk_are_drawn_as_often_as_others(tmp_path, count, size, chunk):
+def test_points_of_a_short_chunk_are_drawn_as_often_as_others(h5, count, size, chunk):
     stored = {} if chunk is None else {"chunks": (chunk,), "compression": "gzip"}
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        file.create_dataset("n", data=np.arange(count), **stored)
-    drawn = read(
-        HDF5Source(tmp_path / "x.h5", {"n": Field("n", points=size)}, patches_per_volume=20_000), range(20_000)
-    )
+    path = h5(n={"data": np.arange(count), **stored})
+    drawn = read(HDF5Source(path, {"n": Field("n", points=size)}, patches_per_volume=20_000), range(20_000))
     for points in drawn["n"][:200]:
         assert len(set(points)) == size
     share = size / count
     often = np.bincount(drawn["n"].ravel(), minlength=count) - 20_000 * share
     assert abs(often).max() < 4.5 * (20_000 * share * (1 - share)) ** 0.5
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("stored", ["raw", "gzip"])
-def test_points_agree_between_ranks_workers_epochs_and_after_a_resume(tmp_path, stored):
-    path, options = write(tmp_path, stored), {"batch_size": 5, "shuffle": True, "seed": 3, "return_indices": True}
-
-    def of(batches):
-        return [(batch["index"].tolist(), batch["x_points"].tolist(), float(batch["x"].sum())) for batch in batches]
-
-    def loader(rank=0, world_size=1, **more):
-        return AsyncLoader(source_of(path, 10), options | more, rank=rank, world_size=world_size)
-
-    with loader(workers=1) as one:
-        first, second = of(one), of(one)
-    assert first != second
-    with loader(workers=3) as three, loader(workers=2, worker_kind="process") as processes:
-        assert of(three) == first == of(processes)
-    places = {sample: points for batch in first for sample, points in zip(*batch[:2])}
-    dealt = {}
-    for rank in range(2):
-        with loader(rank, 2) as each:
-            dealt |= {sample: points for batch in of(each) for sample, points in zip(*batch[:2])}
-    assert dealt == places
-    with loader() as stopped:
-        before = of(itertools.islice(stopped, 2))
-        state = stopped.state_dict()
-    with loader() as resumed:
-        resumed.load_state_dict(state)
-        assert before + of(resumed) == first
 
 
 @pytest.mark.parametrize("count", [None, 6])
@@ -147,32 +112,23 @@ def test_padding_is_not_in_the_statistics(tmp_path):
     assert (found.count, found.max) == (5000 + 800 + 60, 4999)
 
 
+TEN, MANY, OTHER = Field("xyz", points=10), Field("xyz", points=1001), Field("other", points=10)
+
+
 @pytest.mark.parametrize(
     ("fields", "options", "error", "words"),
     [
-        (
-            {"x": Field("xyz", points=1001)},
-            {},
-            FormatError,
-            ["has shape (1000, 3), smaller than a sample (1001, 3)", "pad='zero'"],
-        ),
-        (
-            {"x": Field("xyz", points=10), "y": Field("other", points=10)},
-            {},
-            FormatError,
-            ["/other", "10 of 999 points", "10 of 1000 points"],
-        ),
-        ({"x": Field("xyz", points=10), "y": Field("xyz", points=20)}, {}, FormatError, ["20 of", "10 of"]),
-        ({"x": Field("xyz", points=10), "y": Field("xyz", patch=(10, 3))}, {}, FormatError, ["10 of 1000", "(10, 3)"]),
-        ({"x": Field("xyz", points=10), "y": "xyz"}, {}, ConfigError, ["fields.y"]),
-        ({"x": Field("xyz", points=10)}, {"layout": {"x": "PC"}}, ConfigError, ["layout", "PC", "axis 0"]),
-        ({"x": Field("xyz", points=10)}, {"stride": 2}, ConfigError, ["stride"]),
+        ({"x": MANY}, {}, FormatError, ["shape (1000, 3), smaller than a sample (1001, 3)", "pad='zero'"]),
+        ({"x": TEN, "y": OTHER}, {}, FormatError, ["/other", "10 of 999 points", "10 of 1000 points"]),
+        ({"x": TEN, "y": Field("xyz", points=20)}, {}, FormatError, ["20 of", "10 of"]),
+        ({"x": TEN, "y": Field("xyz", patch=(10, 3))}, {}, FormatError, ["10 of 1000", "(10, 3)"]),
+        ({"x": TEN, "y": "xyz"}, {}, ConfigError, ["fields.y"]),
+        ({"x": TEN}, {"layout": {"x": "PC"}}, ConfigError, ["layout", "PC", "axis 0"]),
+        ({"x": TEN}, {"stride": 2}, ConfigError, ["stride"]),
     ],
 )
-def test_a_fault_is_named_before_training(tmp_path, fields, options, error, words):
-    with h5py.File(tmp_path / "0.h5", "w") as file:
-        file["xyz"], file["other"] = np.zeros((1000, 3)), np.zeros(999)
-    refused(error, words, tmp_path / "0.h5", fields, patches_per_volume=4, **options)
+def test_a_fault_is_named_before_training(h5, fields, options, error, words):
+    refused(error, words, h5(xyz=np.zeros((1000, 3)), other=np.zeros(999)), fields, patches_per_volume=4, **options)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
 """Rows that h5py reads or that lie scattered; converted values; sequences."""
 
 import pickle
-import re
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+from support.files.damage import patch
 from support.files.hdf5 import LATE, create, needs_libhdf5, stored_as
 from support.files.sequences import STORED, sequences, written
 from support.files.sequences import check as check_sequences
@@ -76,19 +76,6 @@ def test_converted_values_are_read_in_small_blocks(h5, monkeypatch):
     assert (read(source, order[:3])["x"] == ROWS[order[:3]]).all()
 
 
-def test_a_padded_window_literally(h5):
-    path = h5(x=np.arange(1, 5), y=np.arange(4))
-    for pad, begin, end in ("last", [1, 1, 1, 2], [3, 4, 4, 4]), ("zero", [0, 0, 1, 2], [3, 4, 0, 0]):
-        fields = [Field("x", window=(-2, 2), pad=pad), "y"]
-        source = HDF5Source(path, fields)
-        assert list(source.spec) == ["x", "x_mask", "y"]
-        x, mask, y = source[0]
-        assert (x.tolist(), mask.tolist(), y) == (begin, [False, False, True, True], 0)
-        source = HDF5Source(path, {"x": Field("x", window=(0, 4), pad=pad)})
-        assert source[2]["x"].tolist() == end
-        assert source[2]["x_mask"].tolist() == [True, True, False, False]
-
-
 @pytest.mark.parametrize("dtype", ["u1", "<i4", ">i2", "<f8"])
 @pytest.mark.parametrize("stored", STORED)
 def test_sequences_are_read_as_stored(path, dtype, stored):
@@ -106,17 +93,15 @@ def test_sequences_are_read_as_stored(path, dtype, stored):
 def test_a_packed_file_holds_them_padded_with_their_lengths(path, where):
     values = sequences(np.int16)
     written(path, values, np.int16)
-    pack(HDF5Source(path, {"x": {"heap": "x", "offsets": "z"}[where], "y": "y"}), Path(path).with_name("packed.h5"))
-    check_sequences(HDF5Source(Path(path).with_name("packed.h5"), {"x": "x", "x_length": "x_length"}), values)
+    packed = Path(path).with_name("packed.h5")
+    pack(HDF5Source(path, {"x": {"heap": "x", "offsets": "z"}[where], "y": "y"}), packed)
+    check_sequences(HDF5Source(packed, {"x": "x", "x_length": "x_length"}), values)
 
 
 def test_a_value_that_the_heap_lacks_is_an_error_that_names_its_row(path):
     values = sequences(np.int32)
     written(path, values, np.int32)
-    data = bytearray(Path(path).read_bytes())
-    places = [found.start() for found in re.finditer(b"GCOL", data)]
-    data[places[0] : places[0] + 4] = b"XXXX"
-    Path(path).write_bytes(data)
+    patch(path, Path(path).read_bytes().index(b"GCOL"), "4s", b"XXXX")
     source, bad = HDF5Source(path, {"x": "x"}), []
     for row, value in enumerate(values):
         try:

@@ -42,9 +42,8 @@ def test_a_chunk_of_the_wrong_length_is_an_error_and_no_garbage(h5, damaged, con
             file["data"].id.write_direct_chunk((corner, 0), content)
     assert (read_from(path, ["data"], [0, 12])["data"] == values[[0, 12]]).all()
     for corner in damaged:
-        with pytest.raises(
-            CorruptError, match=rf"{path}:/data, chunk \({corner}, 0\) .*: .*restore the file"
-        ) as caught:
+        said = rf"{path}:/data, chunk \({corner}, 0\) .*: .*restore the file"
+        with pytest.raises(CorruptError, match=said) as caught:
             read_from(path, ["data"], [0, corner + 1])
         assert (caught.value.file, caught.value.dataset, caught.value.row) == (path, "data", corner)
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.files.damage import damage_chunk
 from support.files.encoded_images import IMAGES, PIXELS
 from support.files.stored_fields import AT, ROWS, numbers
 from support.sources.comparison import assert_same_samples
@@ -34,18 +35,15 @@ from lit_async_data.testing import check_contract
     ],
 )
 @pytest.mark.parametrize("sparse", [False, True])
-def test_offsets_cut_all_values_in_their_order_or_are_refused(path, offsets, row, sparse):
-    with h5py.File(path, "w") as file:
-        names = ("data", "indices", "indptr") if sparse else ("values", "none", "offsets")
-        for name, values in zip(names, (np.arange(1, 11), np.arange(10), offsets), strict=True):
-            file[f"x/{name}"] = values
+def test_offsets_cut_all_values_in_their_order_or_are_refused(h5, offsets, row, sparse):
+    names = ("x/data", "x/indices", "x/indptr") if sparse else ("x/values", "x/none", "x/offsets")
+    path = h5(**dict(zip(names, (np.arange(1, 11), np.arange(10), offsets), strict=True)))
+    with h5py.File(path, "a") as file:
         if sparse:
             file["x"].attrs.update({"encoding-type": "csr_matrix", "shape": (len(offsets) - 1, 10)})
     if row is not None:
-        said = f"x/{names[2]}, row {row}: {offsets[row]} to {offsets[row + 1]} of 10 elements; offsets must begin with"
-        with pytest.raises(CorruptError, match=said) as raised:
-            HDF5Source(path, {"x": "x"})
-        assert raised.value.row == row
+        said = f"{names[2]}, row {row}: {offsets[row]} to {offsets[row + 1]} of 10 elements; offsets must begin with"
+        assert refused(CorruptError, [said], path, {"x": "x"}).row == row
         return
     source = HDF5Source(path, {"x": "x"})
     for number, (begin, end) in enumerate(itertools.pairwise(offsets)):
@@ -112,15 +110,11 @@ def test_values_behind_the_last_end_are_in_no_sample_and_parts_without_samples_a
 
 def test_errors_of_values_name_the_sample_that_has_them(h5):
     path = h5(x={"data": np.arange(8.0), "chunks": (2,), "fletcher32": True}, cut=[3, 3, 8])
-    with h5py.File(path) as file:
-        place = file["x"].id.get_chunk_info(2).byte_offset
-    with open(path, "r+b") as file:
-        file.seek(place)
-        file.write(b"\xff")
+    damage_chunk(path, "x", (4,))
     source = HDF5Source(path, {"x": Field("x", ends="cut"), "n": "cut"})
     assert source[0]["x"].tolist() == [0, 1, 2, 0, 0]
     with pytest.raises(CorruptError) as raised:
-        source.read_into(np.array([1, 2]), source.spec.empty(2))
+        read(source, [1, 2])
     assert raised.value.sample_id == 2
 
 
@@ -290,10 +284,7 @@ def test_columns_instead_of_rows_are_refused_with_a_way_out(h5, tmp_path):
     [
         ("indptr", AT, 10**6, AT - 1),
         ("indptr", 0, -1, 0),
-        ("indices", "of AT", 11, AT),
-        ("indices", "of AT", -1, AT),
-        ("indices", "of AT", 10**6, AT),
-        ("indices", "of AT", 2**64 - 1, AT),
+        *(("indices", "of AT", value, AT) for value in (11, -1, 10**6, 2**64 - 1)),
     ],
 )
 def test_a_damaged_sparse_matrix_is_refused_and_the_row_named(h5, name, place, value, row):
@@ -309,8 +300,7 @@ def test_a_damaged_sparse_matrix_is_refused_and_the_row_named(h5, name, place, v
 def test_a_sample_longer_than_max_length_is_refused_at_once(h5):
     lengths = [3, 0, 7, 1, 1, 7, 0, 2, 9, 4]
     path = h5(**{"words/values": np.ones(34, "i4"), "words/offsets": np.cumsum([0, *lengths])})
-    error = refused(FormatError, [path, "words", 8], path, {"x": Field("words", max_length=8)})
-    assert error.row in (None, 8)
+    assert refused(FormatError, [path, "words", 8], path, {"x": Field("words", max_length=8)}).row in (None, 8)
     assert Model(path, {"x": Field("words")}).values["x"].shape == (10, 9)
 
 

@@ -31,7 +31,7 @@ def test_a_field_is_a_name_a_field_or_a_mapping(h5):
         ({"offsets": [0.0, 1e300], "time": "t"}, ".offsets: (0.0, 1e+300) reaches further"),
         ({"offsets": np.zeros((2, 2), int)}, ".offsets: [[0, 0], [0, 0]] is neither"),
         ({"dtype": "float31"}, ".dtype: 'float31'"),
-        ({"classes": "cat"}, ".classes: 'cat'"),
+        ({"classes": "cat"}, ".classes: 'cat' is not a list of names"),
         ({"window": (0, 3), "pad": "first"}, ".pad: 'first' is not one of last, zero"),
         ({"pad": "last"}, ".pad: 'last' needs a window"),
         ({"offsets": []}, ".offsets: [] is neither the name of a dataset nor a list of whole numbers"),
@@ -74,8 +74,7 @@ FIELDS = {"x": "signal", "y": "label"}
     [("patient_?", [100, 200]), ("*_10", [1000]), ("patient_1*", [100, 1000]), ("*", [100, 200, 1000])],
 )
 def test_a_pattern_is_of_the_letters_that_file_names_have(patients, pattern, labels):
-    model = check(patients(counts={1: 1, 2: 1, 10: 1}), FIELDS, group=pattern)
-    assert model.values["y"].tolist() == labels
+    assert check(patients(counts={1: 1, 2: 1, 10: 1}), FIELDS, group=pattern).values["y"].tolist() == labels
 
 
 def test_a_pattern_reaches_one_level_only(patients):

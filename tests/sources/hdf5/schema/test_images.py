@@ -45,26 +45,20 @@ def test_what_cannot_be_meant_is_refused(tmp_path, case):
 
 def test_a_group_takes_no_image_from_another_file(tmp_path):
     other = written(tmp_path / "other.h5", "a dataset for each")
-    path = written(
-        tmp_path / "x.h5",
-        "a dataset for each",
-        **{"linked/0": h5py.SoftLink("/x/3"), "z": h5py.ExternalLink(other, "/x")},
-    )
+    links = {"linked/0": h5py.SoftLink("/x/3"), "z": h5py.ExternalLink(other, "/x")}
+    path = written(tmp_path / "x.h5", "a dataset for each", **links)
     np.testing.assert_array_equal(read_from(path, {"x": Field("linked", decode="image")})["x"][0], PIXELS[3])
     with h5py.File(path, "a") as file:
         file["linked/1"] = h5py.ExternalLink(other, "/x/1")
-    for name, said in (
-        ("linked", "linked/1: does not hold one image in this file"),
-        ("z", "other.h5; give that file as path"),
-    ):
+    refusals = {"linked": "linked/1: does not hold one image in this file", "z": "other.h5; give that file as path"}
+    for name, said in refusals.items():
         refused(FormatError, [said], path, {"x": Field(name, decode="image")}, allow_external=True)
         refused(FormatError, ["allow_external=True"], path, {"x": Field(name, decode="image")})
 
 
 def test_files_whose_images_differ_in_size_are_told_how_to_agree(tmp_path):
     paths = [written(tmp_path / f"{side}.h5", images=[picture(0, sides=(side, 8))]) for side in (8, 9)]
-    error = refused(SourceError, ["(3, 9, 8)", "(3, 8, 8)", "image_size"], paths, field())
-    assert error.file == paths[1]
+    assert refused(SourceError, ["(3, 9, 8)", "(3, 8, 8)", "image_size"], paths, field()).file == paths[1]
 
 
 @pytest.mark.parametrize(
@@ -117,9 +111,8 @@ def test_options_of_images_in_groups(tmp_path):
         HDF5Source(tmp_path / "x.h5", {"x": Field("foto", decode="image")}, **options)
     source = HDF5Source(tmp_path / "x.h5", {"x": Field("photo", decode="image", image_size=8)}, **options)
     assert read(source, np.arange(3))["x"].shape == (3, 3, 8, 8)
-    for each, more, message in [
-        (Field("photo", decode="image"), {"layout": "HWC"}, "images have their channels first"),
-        (Field("photo", decode="image", window=(0, 2)), {}, "window: does not apply where a group is a sample"),
-    ]:
-        with pytest.raises(ConfigError, match=message):
-            HDF5Source(tmp_path / "x.h5", {"x": each}, **options, **more)
+    image, window = (Field("photo", decode="image", window=rows) for rows in (None, (0, 2)))
+    layout = options | {"layout": "HWC"}
+    refused(ConfigError, ["images have their channels first"], tmp_path / "x.h5", {"x": image}, **layout)
+    said = "window: does not apply where a group is a sample"
+    refused(ConfigError, [said], tmp_path / "x.h5", {"x": window}, **options)

@@ -38,14 +38,13 @@ def broken(tmp_path):
 
 @pytest.mark.parametrize("name", ["bad", "/bad", "link", "group", "group/x"])
 def test_a_damaged_dataset_is_called_damaged_and_not_missing(broken, name):
-    with pytest.raises(CorruptError, match=rf"{broken}:/{name.strip('/')}.* cannot be .*checksum") as caught:
-        HDF5Source(broken, ["data", name])
-    assert (caught.value.file, caught.value.dataset) == (broken, name)
+    said = [f"{broken}:/{name.strip('/')}", " cannot be ", "checksum"]
+    error = refused(CorruptError, said, broken, ["data", name])
+    assert (error.file, error.dataset) == (broken, name)
 
 
 def test_damage_beside_the_fields_is_named_too(broken):
-    with pytest.raises(CorruptError, match=rf"rows: {broken}:/bad: .*damaged"):
-        HDF5Source(broken, ["data"], rows="bad")
+    refused(CorruptError, [f"rows: {broken}:/bad: ", "damaged"], broken, ["data"], rows="bad")
     source = HDF5Source(broken, ["data"])
     with pytest.raises(CorruptError, match=rf"{broken}:/bad: .*damaged"):
         source.column("bad")
@@ -53,7 +52,10 @@ def test_damage_beside_the_fields_is_named_too(broken):
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({}, "cannot be opened: .*corruption"), ({"chunks": (8,)}, "behind the {} bytes of the file; was it truncated")],
+    [
+        ({}, ["cannot be opened: ", "corruption"]),
+        ({"chunks": (8,)}, ["behind the {} bytes of the file; was it truncated"]),
+    ],
     ids=["one piece", "chunks"],
 )
 def test_values_behind_the_end_of_the_file_are_damage(h5, options, said):
@@ -65,8 +67,7 @@ def test_values_behind_the_end_of_the_file_are_damage(h5, options, said):
     # The size of contiguous values follows their address.
     at = content.index(offset.to_bytes(8, "little") + (b"" if options else (256).to_bytes(8, "little")))
     patch(path, at, "<Q", len(content) - 16)
-    with pytest.raises(CorruptError, match=f"{path}:/data.*{said.format(len(content))}"):
-        HDF5Source(path, ["data"])
+    refused(CorruptError, [f"{path}:/data", *(each.format(len(content)) for each in said)], path, ["data"])
 
 
 def test_types_that_numpy_lacks_are_named(tmp_path):
@@ -81,18 +82,17 @@ def test_types_that_numpy_lacks_are_named(tmp_path):
         create(file, "quad", (4,), quad)
         create(file, "time", (4,), h5py.h5t.UNIX_D32LE)
     for name in ("quad", "time"):
-        with pytest.raises(FormatError, match=rf"{path}:/{name}: holds values of a type that numpy lacks") as caught:
-            HDF5Source(path, ["data", name])
-        assert (caught.value.file, caught.value.dataset) == (path, name)
+        said = f"{path}:/{name}: holds values of a type that numpy lacks"
+        error = refused(FormatError, [said], path, ["data", name])
+        assert (error.file, error.dataset) == (path, name)
 
 
-@pytest.mark.parametrize(("name", "shown"), [(b"d\xe9", r"d\\xe9"), (b"d\x1b[31m", r"d\\x1b\[31m")])
+@pytest.mark.parametrize(("name", "shown"), [(b"d\xe9", r"d\xe9"), (b"d\x1b[31m", r"d\x1b[31m")])
 def test_names_that_cannot_be_printed_can_be_listed(h5, name, shown):
     path = h5(data=np.ones(4))
     with h5py.File(path, "r+") as file:
         file.id.link(b"data", name, h5py.h5g.LINK_HARD)
-    with pytest.raises(MissingError, match=rf"has no dataset 'other'; the file holds: .*{shown}"):
-        HDF5Source(path, ["other"])
+    refused(MissingError, ["has no dataset 'other'; the file holds: ", shown], path, ["other"])
 
 
 @pytest.mark.parametrize("version", [1, 2, 5])
@@ -206,9 +206,8 @@ def test_values_in_one_piece_at_address_0_are_damage(tmp_path, user_block, dtype
         offset = dataset.id.get_offset()
     assert (read_all(path) == VALUES).all()
     patch(path, path.read_bytes().index(struct.pack("<QQ", offset - user_block, 1200)), "<Q", 0)
-    check_refused(
-        path, ": its values begin at byte 512, in the head" if user_block else ": cannot be read: .*get_offset"
-    )
+    said = ": its values begin at byte 512, in the head" if user_block else ": cannot be read: .*get_offset"
+    check_refused(path, said)
 
 
 def test_members_with_unusual_bits_are_refused(tmp_path):

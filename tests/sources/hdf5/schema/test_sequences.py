@@ -1,12 +1,13 @@
 """Where samples of variable length lie, and which of them lie nowhere."""
 
 import re
-from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+from support.files.damage import damage_chunk, patch
 from support.files.sequences import STORED, check, sequences, written
+from support.sources.oracle import refused
 
 from lit_async_data import AsyncLoader, ConfigError, CorruptError, Field, FormatError, HDF5Source
 from lit_async_data.sources.hdf5.index import index
@@ -20,21 +21,17 @@ def test_any_version_of_the_format(path, earliest):
     check(HDF5Source(path, {"x": "x"}), [[], range(5), []])
 
 
-def test_text_as_bytes(path):
+def test_text_as_bytes(h5):
     text = ["CCO", "", "c1ccccc1", "Δ"]
-    with h5py.File(path, "w") as file:
-        file["x"] = text
-    check(HDF5Source(path, {"x": Field("x", dtype="uint8")}), [list(each.encode()) for each in text])
+    check(HDF5Source(h5(x=text), {"x": Field("x", dtype="uint8")}), [list(each.encode()) for each in text])
 
 
 def with_wrong_references(path, values):
     written(path, values, np.int32)
     with h5py.File(path) as file:
         begin = file["x"].id.get_offset()
-    data = bytearray(Path(path).read_bytes())
-    for row, place, wrong in [(9, 4, b"\xff" * 7), (20, 0, b"\xff" * 4)]:  # an address and a length
-        data[begin + 16 * row + place : begin + 16 * row + place + len(wrong)] = wrong
-    Path(path).write_bytes(data)
+    for row, place, nbytes in [(9, 4, 7), (20, 0, 4)]:  # an address and a length
+        patch(path, begin + 16 * row + place, f"{nbytes}s", b"\xff" * nbytes)
 
 
 @pytest.mark.processes
@@ -60,8 +57,7 @@ def test_samples_that_are_nowhere_are_told_at_opening_and_named_when_read(path, 
     caplog.clear()
     check(HDF5Source(path, {"x": "x"}, exclude=lost), left.values())
     assert "cannot be read" not in caplog.text
-    with pytest.raises(CorruptError, match=f"row 9: {said}"):
-        HDF5Source(path, {"x": "x"}, rows=lost)
+    refused(CorruptError, [f"row 9: {said}"], path, {"x": "x"}, rows=lost)
 
 
 def test_references_are_kept_until_the_file_changes(path, tmp_path, monkeypatch):
@@ -70,29 +66,22 @@ def test_references_are_kept_until_the_file_changes(path, tmp_path, monkeypatch)
     for values in (sequences(np.int32), sequences(np.int32)[::-1]):
         written(path, values, np.int32, **STORED["chunks"])
         check(HDF5Source(path, {"x": "x"}, cache_dir=tmp_path), values)
-        with monkeypatch.context() as patch:
-            patch.setattr(encoded, "_stored_references", None)
+        with monkeypatch.context() as kept:
+            kept.setattr(encoded, "_stored_references", None)
             check(HDF5Source(path, {"x": "x"}, cache_dir=tmp_path), values)
 
 
 def test_references_that_cannot_be_decoded_are_found_at_opening(path):
     written(path, sequences(np.int32), np.int32, **STORED["gzip"])
-    with h5py.File(path) as file:
-        chunk = file["x"].id.get_chunk_info(2)
-    data = bytearray(Path(path).read_bytes())
-    data[chunk.byte_offset + 4 : chunk.byte_offset + 20] = bytes(16)
-    Path(path).write_bytes(data)
-    with pytest.raises(CorruptError, match=r"row 32: .*deflate") as caught:
-        HDF5Source(path, {"x": "x"})
-    assert (caught.value.file, caught.value.dataset, caught.value.row) == (path, "x", 32)
+    damage_chunk(path, "x", (32,), bytes(16), skip=4)
+    error = refused(CorruptError, ["row 32: ", "deflate"], path, {"x": "x"})
+    assert (error.file, error.dataset, error.row) == (path, "x", 32)
 
 
-def test_references_in_another_file_are_refused(path, tmp_path):
+def test_references_in_another_file_are_refused(path, h5):
     written(path, sequences(np.int32), np.int32)
-    with h5py.File(tmp_path / "link.h5", "w") as file:
-        file["x"] = h5py.ExternalLink("x.h5", "/x")
-    with pytest.raises(FormatError, match="since other files hold its values"):
-        HDF5Source(tmp_path / "link.h5", {"x": "x"}, allow_external=True)
+    link = h5("link.h5", x=h5py.ExternalLink("x.h5", "/x"))
+    refused(FormatError, ["since other files hold its values"], link, {"x": "x"}, allow_external=True)
 
 
 @pytest.mark.parametrize(

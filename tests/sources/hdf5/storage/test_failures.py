@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 from support.files.system_calls import failing
-from support.sources.oracle import read
+from support.sources.oracle import read, refused
 
 from lit_async_data import AsyncLoader, CorruptError, FormatError, HDF5Source, MissingError, SourceError
 from lit_async_data.sources import local_files
@@ -60,13 +60,10 @@ def test_a_pipe_in_place_of_a_data_file_is_an_error_and_no_hang(h5, options):
     source = HDF5Source(path, ["data"])
     os.unlink(path)
     os.mkfifo(path)
-    with (
-        AsyncLoader(source, {"batch_size": 4, "workers": 0}) as loader,
-        pytest.raises(FormatError, match=f"{path}: is no regular file"),
-    ):
+    options = {"batch_size": 4, "workers": 0}
+    with AsyncLoader(source, options) as loader, pytest.raises(FormatError, match=f"{path}: is no regular file"):
         next(iter(loader))
-    with pytest.raises(FormatError, match="is no regular file"):
-        HDF5Source(path, ["data"])
+    refused(FormatError, ["is no regular file"], path, ["data"])
     with pytest.raises(FormatError, match="is no regular file"):
         source.column("other")
 
@@ -105,9 +102,7 @@ def states(h5, state):
 def test_a_file_system_without_locks_is_named_with_the_variable_that_helps(h5, monkeypatch, number):
     path = h5(data=np.ones((8, 4)))
     monkeypatch.setattr(h5py, "File", failing(h5py.File, number, 2))
-    with pytest.raises(SourceError, match=rf"{path}.*HDF5_USE_FILE_LOCKING=FALSE") as caught:
-        HDF5Source(path, ["data"])
-    assert caught.value.file == path
+    assert refused(SourceError, [path, "HDF5_USE_FILE_LOCKING=FALSE"], path, ["data"]).file == path
 
 
 @pytest.mark.parametrize(

@@ -279,13 +279,9 @@ def test_the_first_batches_of_the_next_epoch_are_fetched_at_the_end_of_this():
     assert asked == [wanted[1] + wanted[2], wanted[0], wanted[3]]
 
 
-COUNT = 400
+COUNT, CHUNKS = 400, {"chunks": (10, 8)}
 IDENTICAL = np.random.default_rng(0).integers(0, 100, (COUNT, 8), dtype=np.int32)
-WAYS = {
-    "copied": {},
-    "decoded": {"chunks": (10, 8), "compression": "gzip"},
-    "locked": {"chunks": (10, 8), "scaleoffset": 8},
-}
+WAYS = {"copied": {}, "decoded": {**CHUNKS, "compression": "gzip"}, "locked": {**CHUNKS, "scaleoffset": 8}}
 
 
 @pytest.fixture(params=WAYS.values(), ids=WAYS)
