@@ -6,7 +6,6 @@ import logging
 import pathlib
 import re
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -44,37 +43,19 @@ class Terminal(io.StringIO):
         return True
 
 
-OURS = logging.getLogger("lit_async_data")
-
-
 @pytest.fixture
 def terminal(monkeypatch):
     shown = Terminal()
     handler = logging.StreamHandler(shown)
-    monkeypatch.setattr(OURS, "handlers", [handler])
+    monkeypatch.setattr(logging.getLogger("lit_async_data"), "handlers", [handler])
     yield shown
     assert handler.stream is shown
 
 
-def unconfigured(monkeypatch):
-    """As in a program that has set up no logging: without the handlers that pytest sets up for each test."""
-    monkeypatch.setattr(logging.getLogger(), "handlers", [])
-
-
-def shown_alone(text, line):
-    """Whether a line begins a row of the terminal, and ends one."""
-    return re.search(rf"(\A|\n|\r|\x1b\[2K){line}\s*\n", text) is not None
-
-
-def test_without_a_bar_a_line_is_all_that_is_written(terminal):
-    print_line("epoch 0: fine")
-    print_line("")
-    assert terminal.getvalue() == "epoch 0: fine\n"
-
-
 def test_logging_that_is_set_up_after_the_first_line_gets_the_later_ones_alone(capsys, monkeypatch):
-    unconfigured(monkeypatch)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as in a program that has set up no logging
     print_line("first")
+    print_line("")
     later = io.StringIO()
     logging.getLogger().addHandler(handler := logging.StreamHandler(later))
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
@@ -83,27 +64,10 @@ def test_logging_that_is_set_up_after_the_first_line_gets_the_later_ones_alone(c
     assert later.getvalue() == f"WARNING {print_line.__module__} second\n"
 
 
-def fitted():
-    trainer(lad.DevicePrefetcher()).fit(Recorder(), datamodule=datamodule(train=CountingSource()))
-
-
-@pytest.fixture
-def levels():
-    before = {}
-
-    def change(name, level):
-        before.setdefault(name, logging.getLogger(name).level)
-        logging.getLogger(name).setLevel(level)
-
-    yield change
-    for name, level in before.items():
-        logging.getLogger(name).setLevel(level)
-
-
 @pytest.mark.parametrize("quieted", ["pytorch_lightning", "lightning.pytorch", "lightning", ""])
-def test_no_other_logger_silences_the_lines(terminal, levels, quieted):
-    levels(quieted, logging.ERROR)
-    fitted()
+def test_no_other_logger_silences_the_lines(terminal, caplog, quieted):
+    caplog.set_level(logging.ERROR, logger=quieted)
+    trainer(lad.DevicePrefetcher()).fit(Recorder(), datamodule=datamodule(train=CountingSource()))
     assert terminal.getvalue().startswith("train   22 samples from CountingSource")
     assert terminal.getvalue().count("memory") == 1
 
@@ -120,7 +84,7 @@ def test_a_line_stands_above_a_bar_of_tqdm(terminal, monkeypatch):
     with tqdm(total=3, file=terminal, mininterval=0) as bar:
         bar.update()
         print_line("epoch 0: fine")
-    assert shown_alone(terminal.getvalue(), "epoch 0: fine")
+    assert re.search(r"(\A|\n|\r|\x1b\[2K)epoch 0: fine\s*\n", terminal.getvalue())  # a row of its own
 
 
 @pytest.mark.parametrize("bar", ["TQDMProgressBar", "RichProgressBar"])
@@ -189,11 +153,8 @@ def test_every_stage_is_counted_and_says_how_long_it_waited(lines, found):
     begins = ["validation", "epoch 0: training", "test", "prediction"]
     assert [line.partition(" waited 50.0 % of ")[0] for line in lines()] == begins
     # Without the sanity check, whose batches are a part of a pass.
-    assert {stage: waited.steps for stage, waited in callback.evaluated.items()} == {
-        "val": 2 * STEPS,
-        "test": STEPS,
-        "predict": STEPS,
-    }
+    steps = {"val": 2 * STEPS, "test": STEPS, "predict": STEPS}
+    assert {stage: waited.steps for stage, waited in callback.evaluated.items()} == steps
     assert all(waited.total_s > waited.waited_s > 0 for waited in callback.evaluated.values())
 
 
@@ -219,8 +180,8 @@ def test_a_short_epoch_is_not_spoken_of(lines, monkeypatch, seconds, steps, said
     assert len(lines()) == said
 
 
-def test_the_own_logger_silences_lines_and_gauge_by_its_level(terminal, levels, short):
-    levels("lit_async_data", logging.WARNING)
+def test_the_own_logger_silences_lines_and_gauge_by_its_level(terminal, caplog, short):
+    caplog.set_level(logging.WARNING, logger="lit_async_data")
     callback, shown = lad.DevicePrefetcher(), Watching()
     trainer(callback, shown, enable_progress_bar=True).fit(Recorder(), datamodule=all_stages())
     assert terminal.getvalue() == ""
@@ -228,7 +189,7 @@ def test_the_own_logger_silences_lines_and_gauge_by_its_level(terminal, levels, 
     assert not any("data" in items for items in shown.shown)
     assert callback.waited.steps == STEPS  # it measures all the same
     print_line("samples come twice", logging.WARNING)
-    levels("lit_async_data", logging.ERROR)
+    caplog.set_level(logging.ERROR, logger="lit_async_data")
     print_line("samples come twice", logging.WARNING)
     assert terminal.getvalue() == "samples come twice\n"
 
@@ -290,9 +251,8 @@ def test_a_transform_on_the_device_is_named():
     for name, transform in transforms.items():
         with lad.AsyncLoader(small(8), {"batch_size": 4}, device_transform=transform) as loader:
             assert summary_lines(loader)[0].endswith(f": x float32 (3,); device_transform {name}")
-    dm = lad.AsyncDataModule(
-        train=small(8), val=small(8), loader={"batch_size": 4}, device_transform={"train": lad.Normalize(0.5, 2)}
-    )
+    options = {"loader": {"batch_size": 4}, "device_transform": {"train": lad.Normalize(0.5, 2)}}
+    dm = lad.AsyncDataModule(train=small(8), val=small(8), **options)
     with contextlib.closing(dm):
         assert [line.rpartition("; ")[2] for line in dm.describe().split("\n") if " samples " in line] == [
             "device_transform Normalize makes x float32",
@@ -315,23 +275,17 @@ def test_what_will_happen_is_said_for_every_rank():
     assert first.startswith("10,000 samples from ")
     assert first.endswith(": x float32 (3,)")
     assert second == ("batch 128 × 8 ranks = 1024, 10 steps, seed 0, shuffle global: every sample is read alone")
-    assert third.startswith(
-        "1 reader thread (a test of threads), queue depth 4: 5 slots of 1.5 KiB = 7.5 KiB, of at most "
-    )
+    assert third.startswith("1 reader thread (a test of threads), queue depth 4: 5 slots of 1.5 KiB = 7.5 KiB, of ")
 
 
-def test_the_price_of_a_shuffle_over_compressed_chunks_is_said(tmp_path, caplog, monkeypatch):
-    path = tmp_path / "x.h5"
-    with h5py.File(path, "w") as file:
-        file.create_dataset("data", data=np.zeros((6400, 4), "u1"), chunks=(64, 4), compression="gzip")
-    source = lad.HDF5Source(path, ["data"])
+def test_the_price_of_a_shuffle_over_compressed_chunks_is_said(h5, caplog, monkeypatch):
+    data = {"data": np.zeros((6400, 4), "u1"), "chunks": (64, 4), "compression": "gzip"}
+    source = lad.HDF5Source(h5(data=data), ["data"])
     with lad.AsyncLoader(source, {"batch_size": 10, "shuffle": "global"}) as loader:
         assert "shuffle global: each chunk is decoded once and kept" in summary_lines(loader)[1]
     monkeypatch.setattr(part_reader, "RECENT_BYTES", 0)  # as if the file were larger
     with lad.AsyncLoader(source, {"batch_size": 10, "shuffle": "global"}) as loader:
-        assert (
-            "61.2 samples are decoded for each one used, since 64 share a compressed chunk" in summary_lines(loader)[1]
-        )
+        assert "61.2 samples are decoded for each one used, since 64 share a compressed" in summary_lines(loader)[1]
         assert not caplog.messages
         next(loader)
         assert "shuffle=global: 61.2 samples are decoded for each one used, since 64 share" in caplog.messages[0]
@@ -348,11 +302,9 @@ def test_the_price_of_a_shuffle_over_compressed_chunks_is_said(tmp_path, caplog,
     assert not caplog.messages
 
 
-def test_the_shuffle_of_windows_over_many_chunks_is_said_as_it_is(tmp_path, caplog, monkeypatch):
-    path, values = tmp_path / "x.h5", np.zeros((3000, 64, 64), "u1")
-    with h5py.File(path, "w") as file:
-        file.create_dataset("frame", data=values, chunks=(1, 64, 64), compression="gzip")
-    source = lad.HDF5Source(path, {"frame": lad.Field("frame", offsets=[-15, -10, -5, 0])})
+def test_the_shuffle_of_windows_over_many_chunks_is_said_as_it_is(h5, caplog, monkeypatch):
+    frame = {"data": np.zeros((3000, 64, 64), "u1"), "chunks": (1, 64, 64), "compression": "gzip"}
+    source = lad.HDF5Source(h5(frame=frame), {"frame": lad.Field("frame", offsets=[-15, -10, -5, 0])})
     options = {"batch_size": 64, "shuffle": True, "workers": 0}
     with lad.AsyncLoader(source, options) as loader:
         said = "chunk: a batch draws from about 8 of 50 stretches of up to 60 chunks; every chunk is decoded 1.2 times"
@@ -375,9 +327,8 @@ def test_the_shuffle_of_windows_over_many_chunks_is_said_as_it_is(tmp_path, capl
 def test_samples_that_are_drawn_are_said_with_the_field_that_balances_them():
     source = ArraySource({"x": np.zeros((100, 2)), "y": np.arange(100) % 3})
     with lad.AsyncLoader(source, {"batch_size": 10, "weights": lad.Balanced("y")}) as loader:
-        assert summary_lines(loader)[1].endswith(
-            "100 samples drawn by balanced y, seed 0, shuffle global: every sample is read alone"
-        )
+        said = "100 samples drawn by balanced y, seed 0, shuffle global: every sample is read alone"
+        assert summary_lines(loader)[1].endswith(said)
 
 
 def test_a_loader_that_is_not_asked_in_a_step_has_not_waited_in_it():

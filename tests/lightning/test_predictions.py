@@ -29,11 +29,7 @@ from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.lightning import predictions as parts
 from lit_async_data.lightning.predictions import fields_of, predicted
 
-pytestmark = [
-    NO_STAGES,
-    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    pytest.mark.filterwarnings("ignore:predict returned None"),
-]
+pytestmark = [NO_STAGES, pytest.mark.filterwarnings("ignore:(.*does not have many workers|predict returned None)")]
 
 
 class Predictor(pl.LightningModule):
@@ -95,18 +91,14 @@ def test_windows_in_groups_of_several_files_have_their_places(tmp_path):
     assert set(rows["group"]) == {"/patient_0", "/patient_1"}
 
 
-def bird_table(tmp_path):
+def test_samples_with_and_without_ids_leave_the_column_empty_where_there_is_none(tmp_path):
     for number in range(6):
         np.save(tmp_path / f"{number}.npy", np.full(2, number))
     names = [f"{number}.npy" for number in range(6)]
     table = pa.table({"id": [f"00{n}" for n in range(6)], "path": names, "good": [1, 1, 0, 1, 1, 1]})
-    return lad.ManifestSource(table, {"y": "path"}, root=tmp_path, id="id", filters=[["good", "==", 1]])
-
-
-def test_samples_with_and_without_ids_leave_the_column_empty_where_there_is_none(tmp_path):
+    birds = lad.ManifestSource(table, {"y": "path"}, root=tmp_path, id="id", filters=[["good", "==", 1]])
     h5py.File(tmp_path / "x.h5", "w").create_dataset("g/y", data=np.zeros((3, 2), np.int64))
-    of_file = lad.HDF5Source(tmp_path / "x.h5", {"y": "y"}, group="g")
-    source = lad.ConcatSource([bird_table(tmp_path), of_file])
+    source = lad.ConcatSource([birds, lad.HDF5Source(tmp_path / "x.h5", {"y": "y"}, group="g")])
     predict(tmp_path / "out", source, lambda y: {"first": y[:, 0], "mask": y[:, None]})
     rows, arrays = rows_in(tmp_path / "out"), arrays_in(tmp_path / "out")
     assert list(rows)[:6] == ["sample", "file", "group", "row", "id", "path"]
@@ -160,10 +152,8 @@ def test_what_fills_a_short_batch_is_not_written(tmp_path):
 )
 def test_a_loader_that_has_not_each_sample_once_in_order_is_refused(tmp_path, options, message):
     ranks = {"rank": options.pop("rank"), "world_size": 2} if "rank" in options else {}
-    with (
-        lad.AsyncLoader(numbered(10), {"batch_size": 4} | options, **ranks) as loader,
-        pytest.raises(ConfigError, match=message),
-    ):
+    loader = lad.AsyncLoader(numbered(10), {"batch_size": 4} | options, **ranks)
+    with loader, pytest.raises(ConfigError, match=message):
         trainer(lad.PredictionWriter(tmp_path / "out")).predict(Predictor(), loader)
     assert os.listdir(tmp_path) == []
 
@@ -332,15 +322,11 @@ def test_parts_of_any_ranks_and_batches_merge_into_the_order_of_the_dataset(tmp_
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parts, "HELD_BYTES", 3 * count * 64 * 64)  # several pieces
         predict_with_ranks(path, count, numbered(samples), batch_size=size, steps=steps)
-    dealt = np.concatenate([samples_of(size, rank, count, samples, steps) for rank in range(count)])
+    options = {"length": samples, "batch_size": size, "shuffle": "none", "epoch": 0, "world_size": count}
+    plans = [plan_of(**options, rank=rank) for rank in range(count)]
+    dealt = np.concatenate([plan.stretch(0, min(steps, len(plan)))[0].samples for plan in plans])
     check_files(path, sorted(dealt.tolist()))
     assert sorted(os.listdir(path)) == ["predictions.h5", "predictions.parquet"]
-
-
-def samples_of(size, rank, count, samples, steps):
-    options = {"length": samples, "batch_size": size, "shuffle": "none", "seed": 0, "epoch": 0}
-    plan = plan_of(**options, rank=rank, world_size=count)
-    return plan.stretch(0, min(steps, len(plan)))[0].samples
 
 
 def test_row_groups_hold_the_rows_of_all_ranks_and_not_more_than_fit(tmp_path, monkeypatch):

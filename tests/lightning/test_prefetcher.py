@@ -6,7 +6,6 @@ import os
 import pickle
 import signal
 import threading
-import time
 import types
 
 import numpy as np
@@ -39,9 +38,7 @@ from lit_async_data.lightning import display
 from lit_async_data.lightning.prefetcher import Takeover
 from lit_async_data.testing import ArraySource
 
-NO_VAL = "ignore:You defined a `validation_step` but have no `val_dataloader`"
-MANY = "ignore:.*does not have many workers:UserWarning"
-pytestmark = [NO_STAGES, pytest.mark.filterwarnings(NO_VAL), pytest.mark.filterwarnings(MANY)]
+pytestmark = [NO_STAGES, pytest.mark.filterwarnings("ignore:.*(have no `val_dataloader`|not have many workers)")]
 
 
 def overriding(*hooks):
@@ -67,9 +64,7 @@ def overriding(*hooks):
         (["on_before_batch_transfer", "on_after_batch_transfer"], "cpu"),
     ],
 )
-def test_where_a_user_overrides_the_transfer_batches_stay_in_host_memory_and_it_is_said_once(
-    streams, hooks, device, caplog
-):
+def test_where_a_user_overrides_the_transfer_batches_stay_on_the_host_and_that_is_said(streams, hooks, device, caplog):
     caplog.set_level("INFO")
     model = overriding(*hooks)
     with on_device() as loader:
@@ -133,16 +128,6 @@ class Gate(CountingSource):
             self.read.set()
 
 
-def first_is_read_before(*gates):
-    """A hook for `Recorder` that waits in the training step until each of these sources has been read."""
-
-    def on_step(stage, batch):
-        if stage == "train":
-            assert all(gate.read.wait(60) for gate in gates)
-
-    return on_step
-
-
 @pytest.mark.parametrize(
     ("options", "passes"),
     [({"val_check_interval": 0.5}, 6), ({"num_sanity_val_steps": 2}, 3), ({"limit_val_batches": 2}, 3)],
@@ -150,7 +135,11 @@ def first_is_read_before(*gates):
 def test_validation_finds_its_first_batches_read_and_nothing_is_read_twice(options, passes):
     """1. Training is in its first step. 2. The step waits until the first batches of validation are read."""
     train, val = CountingSource(), Gate(after=3)
-    model = Recorder(first_is_read_before(val))
+
+    def on_step(stage, batch):
+        assert stage != "train" or val.read.wait(60)
+
+    model = Recorder(on_step)
     trainer(lad.DevicePrefetcher(), max_epochs=3, **options).fit(model, datamodule=datamodule(train=train, val=val))
     sanity, each = STORED[: options.get("num_sanity_val_steps", 0)], STORED[: options.get("limit_val_batches")]
     assert model.seen["train"] == [plan(0), plan(1), plan(2)]
@@ -221,9 +210,8 @@ class Staged(Recorder):
 
 
 def bytes_of(samples=14):
-    return ArraySource(
-        {"x": np.repeat(np.arange(samples, dtype="u1")[:, None], 2, axis=1), "index": np.arange(samples)}
-    )
+    x = np.repeat(np.arange(samples, dtype="u1")[:, None], 2, axis=1)
+    return ArraySource({"x": x, "index": np.arange(samples)})
 
 
 @pytest.mark.parametrize(
@@ -248,14 +236,12 @@ METRICS = {"data/wait_ms", "data/device_wait_ms", "data/queue_fill", "data/epoch
 
 @pytest.fixture
 def clock(monkeypatch):
-    now = types.SimpleNamespace(s=0.0)
+    """A clock that only the test moves, by its seconds ``s``."""
+    now = types.SimpleNamespace(s=1.0)
     stopped = types.SimpleNamespace(perf_counter=lambda: now.s, monotonic=lambda: now.s, thread_time=lambda: 0.0)
     for module in (
-        "engine.loader.async_loader",
-        "engine.loader.base_loader",
-        "lightning.prefetcher",
-        "engine.pipeline.pipeline",
-        "engine.pipeline.thread_pipeline",
+        *("engine.loader.async_loader", "engine.loader.base_loader", "engine.pipeline.pipeline", "engine.stats"),
+        *("engine.pipeline.thread_pipeline", "engine.prefetch.loader", "lightning.prefetcher"),
         "sources.contract.stage_clock",
     ):
         monkeypatch.setattr(f"lit_async_data.{module}.time", stopped)
@@ -277,13 +263,8 @@ def test_waiting_is_measured_per_step_and_per_epoch(clock, caplog, monkeypatch):
     fit = trainer(callback, logger=logger, log_every_n_steps=2, max_epochs=2, val_check_interval=2)
     fit.fit(Recorder(take_time), datamodule=datamodule(train=source, val=CountingSource()))
     megabytes = BATCH * (source.spec.nbytes + 8) / 1e6  # eight bytes of ids
-    expected = {
-        "data/wait_ms": 250,
-        "data/device_wait_ms": 250,
-        "data/queue_fill": 0,
-        "data/epoch_gap_ms": 250,
-        "data/read_mb_s": megabytes / 0.25,
-    }
+    expected = dict.fromkeys(("data/wait_ms", "data/device_wait_ms", "data/epoch_gap_ms"), 250)
+    expected |= {"data/queue_fill": 0, "data/read_mb_s": megabytes / 0.25}
     assert fit.callback_metrics == pytest.approx(expected)
     steps = [(step, row) for step, row in logger.rows if "epoch" not in row]
     assert [step for step, _ in steps] == [1, 3, 5, 7, 9]
@@ -520,18 +501,16 @@ def test_all_validation_loaders_whose_turn_has_come_are_copied_ahead(monkeypatch
 
     monkeypatch.setattr(Takeover, "wrap", named)
     monkeypatch.setattr(PrefetchedLoader, "_prefetch", prefetch)
-    trainer(lad.DevicePrefetcher()).validate(
-        Evaluated(), pl.utilities.CombinedLoader([numbers(), numbers()], mode), verbose=False
-    )
+    both = pl.utilities.CombinedLoader([numbers(), numbers()], mode)
+    trainer(lad.DevicePrefetcher()).validate(Evaluated(), both, verbose=False)
     # What was asked for at the start of each batch but the first.
     assert asked[:-1] == ([[0, 1]] * 2 if mode == "max_size" else [[0], [0], [0, 1], [0, 1], [0, 1]])
 
 
 def of_ours():
     loader = {"batch_size": 2, "shuffle": False}
-    return lad.AsyncDataModule(
-        train=ArraySource({"x": np.arange(6)}), loader=loader, device_transform=lambda batch: batch["x"]
-    )
+    train = ArraySource({"x": np.arange(6)})
+    return lad.AsyncDataModule(train=train, loader=loader, device_transform=lambda batch: batch["x"])
 
 
 @pytest.mark.usefixtures("process_as_before")
@@ -588,22 +567,6 @@ def test_training_and_evaluation_take_mixtures_that_may_repeat_there():
     assert len(steps) == 8
 
 
-@pytest.fixture
-def now(monkeypatch):
-    """The seconds of a clock that only the test moves, in a list."""
-    now = [1.0]
-    clock = types.SimpleNamespace(perf_counter=lambda: now[0], monotonic=time.monotonic)
-    for module in (
-        "engine.loader.async_loader",
-        "engine.loader.base_loader",
-        "engine.prefetch.loader",
-        "engine.stats",
-        "lightning.prefetcher",
-    ):
-        monkeypatch.setattr(f"lit_async_data.{module}.time", clock)
-    return now
-
-
 class Endless(IterableDataset):
     def __iter__(self):
         return iter([{"x": torch.zeros(1), "index": number} for number in range(4 * 24)])
@@ -624,26 +587,26 @@ def steps_of(kind):
         ([], "loop"),
     ],
 )
-def test_the_time_of_the_users_transfer_hooks_is_named_and_no_other_time(now, caplog, kind, hooks, cause):
+def test_the_time_of_the_users_transfer_hooks_is_named_and_no_other_time(clock, caplog, kind, hooks, cause):
     caplog.set_level("INFO")
 
     def hook(name):
         def called(self, batch, *rest):
-            now[0] += 0.25
+            clock.s += 0.25
             return getattr(super(made, self), name)(batch, *rest)
 
         return called
 
     class Slow(Learning):
         def training_step(self, batch, batch_idx):
-            now[0] += 0.5
+            clock.s += 0.5
             return self.layer(batch["x"]).sum()
 
         validation_step = None
 
     class Busy(pl.Callback):
         def on_train_batch_start(self, *_):
-            now[0] += 0.5
+            clock.s += 0.5
 
     class Data(pl.LightningDataModule):
         def train_dataloader(self):
@@ -664,15 +627,15 @@ def test_the_time_of_the_users_transfer_hooks_is_named_and_no_other_time(now, ca
     assert "batch_to_device" not in vars(strategy)
 
 
-def test_the_time_of_transfer_hooks_in_validation_is_named_too(now, caplog):
+def test_the_time_of_transfer_hooks_in_validation_is_named_too(clock, caplog):
     caplog.set_level("INFO")
 
     class Slow(Learning):
         def validation_step(self, batch, batch_idx):
-            now[0] += 0.5
+            clock.s += 0.5
 
         def on_after_batch_transfer(self, batch, dataloader_idx):
-            now[0] += 0.25
+            clock.s += 0.25
             return batch
 
     trainer(lad.DevicePrefetcher()).validate(Slow(), steps_of("loader"), verbose=False)

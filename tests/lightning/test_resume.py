@@ -188,16 +188,6 @@ def test_signals_of_a_cluster_leave_checkpoints_to_go_on_from(tmp_path, monkeypa
     assert model.seen["train"] == [WHOLE[1][3:], WHOLE[2]]
 
 
-class Ends(pl.Callback):
-    """Stops the Trainer at a step, as EarlyStopping and max_time do."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_train_batch_end(self, trainer, *_):
-        trainer.should_stop = trainer.should_stop or trainer.global_step == self.step
-
-
 class Decaying(Continued):
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
@@ -223,7 +213,11 @@ def test_after_a_run_that_ended_in_the_middle_of_an_epoch_its_rest_comes(tmp_pat
     step, ends, writer, then = cut
     ending = {"max_steps": step} if ends == "max_steps" else {"max_epochs": 5}
     saving = [pl.callbacks.ModelCheckpoint(tmp_path, "at")] if writer == "ModelCheckpoint" else []
-    stops = [] if ends == "max_steps" else [Ends(step)]
+
+    def end(trainer, *_):  # as EarlyStopping and max_time do
+        trainer.should_stop = trainer.should_stop or trainer.global_step == step
+
+    stops = [] if ends == "max_steps" else [pl.callbacks.LambdaCallback(on_train_batch_end=end)]
     fit, dm = fitted(*callbacks(), *saving, *stops, enable_checkpointing=bool(saving), **ending)
     fit.fit(Decaying(), datamodule=dm)
     if not saving:

@@ -130,13 +130,8 @@ class Run:
     def __init__(self, seed, folder, kills):
         self.draw = draw = random.Random(seed)
         name = draw.choice(sorted(sources(folder)))
-        self.bad, self.build, self.kills, self.killed, self.state = (
-            BAD.get(name, set()),
-            sources(folder)[name],
-            kills,
-            0,
-            None,
-        )
+        self.bad, self.build = BAD.get(name, set()), sources(folder)[name]
+        self.kills, self.killed, self.state = kills, 0, None
         self.options = {"shuffle": draw.choice(["none", "chunk", "global"]), "shuffle_chunks": draw.randint(1, 6)}
         self.options |= {"seed": draw.randrange(99), "drop_last": draw.random() < 0.3, "return_indices": True}
         self.options |= {"on_error": draw.choice(["skip", "substitute"] if self.bad else ["raise", "skip"])}

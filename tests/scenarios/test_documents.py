@@ -22,24 +22,16 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # All that is ours, without what virtual environments and runs have written.
 OURS = (".ci", ".github", "benchmarks", "configs", "docs", "examples", "lit_async_data", "tests")
-FILES = [
-    path for path in [*ROOT.iterdir(), *(each for name in OURS for each in (ROOT / name).rglob("*"))] if path.is_file()
-]
+INSIDE = [path for name in OURS for path in (ROOT / name).rglob("*")]
+FILES = [path for path in [*ROOT.iterdir(), *INSIDE] if path.is_file()]
 DOCUMENTS = sorted(path for path in FILES if path.suffix == ".md")
 CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 NAMED = re.compile(r"(?<![\w/])(?:benchmarks|docs|examples|tests)/[\w/]+\.(?:md|png|py|sbatch)\b")
 TEST = re.compile(r"\[`(test_\w+)`\]\(([^)\s]+)\)")
-pytestmark = [
-    NO_STAGES,
-    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes"),
-    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`"),
-    pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader` but have no `validation_step`"),
-]
-
-
+REMARKS = "does not have many workers|will create 4 worker processes|have no `val(_dataloader|idation_step)`"
+pytestmark = [NO_STAGES, pytest.mark.filterwarnings(f"ignore:.*({REMARKS})")]
 # A line of docs/training/gpu.md for a machine with a GPU.
 NEEDS_A_GPU = {"gpu"}
 # torch never closes all that a process group opens.
@@ -87,13 +79,10 @@ def test_a_page_says_what_to_install_for_its_programs():
         text = page.read_text()
         code = "\n".join(re.findall(r"^```py(?:thon)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
         nodes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Import | ast.ImportFrom)]
-        names = {
-            name.partition(".")[0]
-            for node in nodes
-            for name in (
-                [node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names]
-            )
-        }
+        names = set()
+        for node in nodes:
+            found = [node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names]
+            names |= {name.partition(".")[0] for name in found}
         said = " ".join(re.findall(r"pip install ([^`]+)`", text.replace("\n", " ")))
         others = names - BROUGHT - sys.stdlib_module_names
         unsaid += [f"{page.relative_to(ROOT)}: {name}" for name in sorted(others) if name not in re.split(r"\W+", said)]
@@ -120,11 +109,8 @@ def test_every_link_of_a_document_leads_to_a_file_and_a_heading():
 
 def test_every_page_is_in_an_index():
     indexes = [page for page in PAGES if page.name == "README.md"]
-    listed = {
-        (index.parent / link.partition("#")[0]).resolve()
-        for index in indexes
-        for link in LINK.findall(index.read_text())
-    }
+    links = [(index, link) for index in indexes for link in LINK.findall(index.read_text())]
+    listed = {(index.parent / link.partition("#")[0]).resolve() for index, link in links}
     assert not {page.resolve() for page in PAGES} - listed - {indexes[0].resolve()}
 
 
@@ -185,8 +171,7 @@ def test_every_error_warning_and_verdict_is_explained():
 def test_the_messages_that_are_explained_are_said():
     said = "\n".join(node.value for node in code() if isinstance(node, ast.Constant) and isinstance(node.value, str))
     page = (ROOT / "docs/troubleshooting.md").read_text()
-    messages = re.findall(
-        r"^\| `(.+?)` \|", page[page.index("### Usual messages") : page.index("## Warnings of")], re.MULTILINE
-    )
+    usual = page[page.index("### Usual messages") : page.index("## Warnings of")]
+    messages = re.findall(r"^\| `(.+?)` \|", usual, re.MULTILINE)
     assert len(messages) > 10
     assert not [piece for text in messages for piece in text.split("…") if piece.strip(" :;") not in said]

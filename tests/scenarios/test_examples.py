@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 from hydra.core.global_hydra import GlobalHydra
@@ -16,8 +15,6 @@ from hydra.core.global_hydra import GlobalHydra
 ROOT = Path(__file__).parents[2]
 # Libraries that are not installed with this package, by example.
 LIBRARIES = {"albumentations_crops": "albumentations", "ray_train": "ray", "torchvision_v2": "torchvision"}
-
-
 # They leave threads in the process that they run in.
 OWN_PROCESS = {"ray_train", "zarr_array"}
 
@@ -57,17 +54,15 @@ def test_a_benchmark_runs(tmp_path):
 
 
 @pytest.mark.processes
-def test_a_file_of_a_reader_is_compared_with_a_plain_dataloader(tmp_path):
+def test_a_file_of_a_reader_is_compared_with_a_plain_dataloader(h5, tmp_path):
     program, given = str(ROOT / "benchmarks/loading/your_file.py"), ["--batch-size", "4", "--seconds", "0.05"]
-    with h5py.File(tmp_path / "secret.h5", "w") as file:
-        file["images"], file["labels"] = np.arange(40 * 48).reshape(40, 4, 4, 3).astype(np.uint8), np.arange(40) % 2
+    h5("secret.h5", images=np.arange(40 * 48).reshape(40, 4, 4, 3).astype(np.uint8), labels=np.arange(40) % 2)
     said = output_of([program, "secret.h5", *given], tmp_path)
     assert re.search(r"^DataLoader, h5py rows, num_workers=0 +[\d,]+ +[\d.]+$", said, re.MULTILINE)
     assert "secret" not in said
     (tmp_path / "mine.py").write_text("def dataset():\n    return [0] * 40\n")
-    assert "DataLoader, your Dataset" in output_of(
-        [program, "secret.h5", *given, "--dataset", "mine:dataset"], tmp_path
-    )
+    given += ["--dataset", "mine:dataset"]
+    assert "DataLoader, your Dataset" in output_of([program, "secret.h5", *given], tmp_path)
 
 
 # What the programs of the README take from around them.

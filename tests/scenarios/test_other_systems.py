@@ -19,11 +19,7 @@ LACKING = {
     *("MAP_PRIVATE", "MAP_ANONYMOUS", "MAP_NORESERVE", "MADV_RANDOM", "madvise", "getrlimit", "flock"),
 }
 MODULES = ("os", "mmap", "resource", "fcntl")
-TESTS = [
-    "tests/sources/hdf5/test_source.py",
-    "tests/sources/manifest/test_source.py",
-    "tests/sources/manifest/test_files.py",
-]
+TESTS = [f"tests/sources/{name}.py" for name in ("hdf5/test_source", "manifest/test_source", "manifest/test_files")]
 
 CHOSEN = "not processes and not gpu and not long"
 
@@ -49,7 +45,6 @@ def test_sources_work_without_what_the_system_lacks(played):
     plugins = ["-p", "support.other_systems", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", "-q", *plugins, "-m", CHOSEN, "-k", "not fork", *TESTS]
     environment = os.environ | {"PLAYED_SYSTEM": played, "PYTEST_ADDOPTS": "", "PYTEST_XDIST_WORKER": ""}
-    ran = subprocess.run(
-        command, check=False, env=environment, capture_output=True, text=True, timeout=280, cwd=PACKAGE.parent
-    )
+    options = {"env": environment, "capture_output": True, "text": True, "timeout": 280, "cwd": PACKAGE.parent}
+    ran = subprocess.run(command, check=False, **options)
     assert ran.returncode == 0, ran.stdout[-4000:]

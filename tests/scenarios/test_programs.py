@@ -16,14 +16,12 @@ import pytest
 import torch
 from support.lightning.programs import PROGRAMS, BrokenError, broken_at
 from support.lightning.rows import WIDTH
-from support.lightning.runs import WARNINGS, Run, our_threads, outcome, without_callback
-from support.lightning.trainer import pl
+from support.lightning.runs import WARNINGS, Run, outcome, without_callback
+from support.lightning.trainer import pl, readers
 
 from lit_async_data import DevicePrefetcher, prefetched
 
 pytestmark = WARNINGS
-
-
 WAYS = {"read in the loop": (0, False), "read by a thread, copied": (1, True)}
 # Programs whose facts differ with workers: in a message, a number, or random draws.
 WORKERS_TELL = "an error in a dataset", "a module reads", "dataloaders with options={'timeout'", "persistent workers"
@@ -45,7 +43,7 @@ def test_a_program_does_the_same_with_the_callback(name, way, request):
     found = outcome(PROGRAMS[name], workers, DevicePrefetcher())
     for what, value in expected.items():
         assert found[what] == value, what
-    assert our_threads() == []
+    assert readers() == []
 
 
 @pytest.mark.parametrize("depth", [1, 7])
@@ -71,13 +69,6 @@ def test_the_program_really_copies(pretended):
     assert copies == [3 * 4, 3 * 2]  # three epochs; a batch travels in one block
 
 
-def forgotten(callback):
-    """Without what Lightning gives every callback: methods of the model."""
-    vars(callback).pop("log", None)
-    vars(callback).pop("log_dict", None)
-    return callback
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_nothing_keeps_loaders_or_batches_alive(fails, pretended):
     run = Run(1, "", [DevicePrefetcher()])
@@ -94,7 +85,9 @@ def test_nothing_keeps_loaders_or_batches_alive(fails, pretended):
     run.callbacks = [Watching(), *run.callbacks]
     with pytest.raises(BrokenError) if fails else contextlib.nullcontext():
         run.fit(train, val, max_epochs=2)
-    callback = forgotten(run.callbacks[-1])  # what may live on
+    callback = run.callbacks[-1]  # may live on, without the methods of the model that Lightning gives it
+    for name in ("log", "log_dict"):
+        vars(callback).pop(name, None)
     del train, val, run
     gc.collect()
     assert [ref() for ref in batches] == [None] * len(batches)

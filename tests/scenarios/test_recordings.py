@@ -14,7 +14,6 @@ from lit_async_data.errors import ConfigError
 from lit_async_data.testing import ArraySource
 
 pytestmark = NO_STAGES
-
 THREE = {"train": 0.7, "val": 0.15, "test": 0.15}
 
 
@@ -161,8 +160,6 @@ def test_overfitting_takes_samples_as_stored_even_where_they_are_drawn():
 def test_weights_of_the_whole_source_point_to_those_of_the_side():
     loader = {"batch_size": 50, "weights": np.where(RARE, 19.0, 1.0)}
     dm = AsyncDataModule(source=arrays(RARE.astype(int)), split=THREE, loader=loader)
-    with pytest.raises(
-        ConfigError,
-        match=r"^weights: there are 2000, one for each sample before the split, .*; .*weights\[sides\['train'\]",
-    ):
+    said = r"^weights: there are 2000, one for each sample before the split, .*; .*weights\[sides\['train'\]"
+    with pytest.raises(ConfigError, match=said):
         dm.train_dataloader()

@@ -7,6 +7,7 @@ import pydoc
 from collections.abc import Mapping
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from support.lightning.trainer import Learning, Recorder, trainer
 from torch.utils.data import DataLoader
@@ -32,15 +33,11 @@ def test_sources_say_where_how_many_and_which_fields(source, images):
     dataset = lad.DatasetSource(list(range(7)))
     assert repr(dataset) == "<DatasetSource of 7 samples from list: 0 int64; read by Python code>"
     assert repr(ArraySource({"x": np.zeros((5, 2))})) == "<ArraySource of 5 samples: x float64 (2,); read under a lock>"
+    table = lad.ManifestSource(pa.table({"y": [1, 2], "z": ["a", "b"]}), {"y": "y", "z": "z"})
+    assert repr(table) == "<ManifestSource of 2 samples from the table given: y int64, z int64; read by copying>"
     sides = lad.split(source, {"train": 0.5, "val": 0.5})
     assert repr(sides).startswith("{'train': <SubsetSource of ")
     source.close()
-
-
-def test_tables_do_too():
-    arrow = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
-    table = lad.ManifestSource(arrow.table({"y": [1, 2], "z": ["a", "b"]}), {"y": "y", "z": "z"})
-    assert repr(table) == "<ManifestSource of 2 samples from the table given: y int64, z int64; read by copying>"
 
 
 def test_loaders_and_what_goes_with_them_do_too():
@@ -96,13 +93,9 @@ def test_help_of_a_loader_shows_no_machinery():
     def shown(kind):
         return {name for name in dir(kind) if name[0] != "_"}
 
-    settings = {"device", "device_depth"}
-    looks = {"fill", "stats", "verdict"}
-    assert shown(lad.AsyncLoader) == {
-        *settings,
-        *looks,
-        *{"close", "next", "set_epoch", "state_dict", "load_state_dict", "spec", "order", "footprint", "evaluation"},
-    }
+    settings, looks = {"device", "device_depth"}, {"fill", "stats", "verdict"}
+    own = {"close", "next", "set_epoch", "state_dict", "load_state_dict", "spec", "order", "footprint", "evaluation"}
+    assert shown(lad.AsyncLoader) == settings | looks | own
     wrapped = type(lad.prefetched(DataLoader(range(5), batch_size=2), device="cpu"))
     orders = "dealt_order", "resumed_order"
     assert shown(wrapped) == {*settings, *looks, "close", "stop", "counted", "sharded_by_trainer", *orders}
@@ -131,17 +124,13 @@ def test_a_source_given_to_prefetched_is_said_to_need_a_loader(source):
         lad.prefetched(source)
 
 
-class Training(Learning):
-    def training_step(self, batch, number):
-        return None
-
-
 @pytest.mark.filterwarnings("ignore:.*returned `None`:UserWarning")
 def test_without_validation_lightning_does_not_speak_of_a_val_dataloader(recwarn):
-    source = ArraySource({"x": np.zeros((8, 2))})
+    source, model = ArraySource({"x": np.zeros((8, 2))}), Learning()
+    model.training_step = lambda *_: None
     dm = lad.AsyncDataModule(train=source, loader={"batch_size": 4})
-    trainer().fit(Training(), datamodule=dm)
+    trainer().fit(model, datamodule=dm)
     assert not [warned for warned in recwarn if "val_dataloader" in str(warned.message)]
     both = lad.AsyncDataModule(train=source, val=source, loader={"batch_size": 4})
     with pytest.warns(UserWarning, match="no `validation_step`"):
-        trainer().fit(Training(), datamodule=both)
+        trainer().fit(model, datamodule=both)

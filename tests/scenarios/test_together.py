@@ -51,22 +51,16 @@ def test_rows_that_are_there_several_times_are_not_split_by_sample(h5):
 
 def test_a_file_that_is_there_twice_with_other_rows_is_not_split(h5):
     path = h5(x=np.arange(30.0))
-    with (
-        contextlib.closing(
-            ConcatSource([HDF5Source(path, ["x"], rows=np.arange(0, 30, 2)), HDF5Source(path, ["x"])])
-        ) as two,
-        pytest.raises(ConfigError, match="occurs twice with different rows"),
-    ):
+    sources = [HDF5Source(path, ["x"], rows=np.arange(0, 30, 2)), HDF5Source(path, ["x"])]
+    with contextlib.closing(ConcatSource(sources)) as two, pytest.raises(ConfigError, match="twice with different"):
         split(two, {"train": 0.5, "val": 0.5})
 
 
 def test_a_wrong_label_names_the_sample_that_it_belongs_to(h5):
-    labels = np.zeros(700, "u1")
+    labels = np.zeros(1300, "u1")
     labels[600] = 7
     fields = {"x": Field("x", window=(0, 512)), "y": Field("y", classes=["no", "yes"])}
-    with contextlib.closing(
-        HDF5Source(h5(x=np.zeros(1300, "f4"), y=np.append(labels, np.zeros(600, "u1"))), fields)
-    ) as source:
+    with contextlib.closing(HDF5Source(h5(x=np.zeros(1300, "f4"), y=labels), fields)) as source:
         out = {key: np.empty((2, *field.stored_shape), field.dtype) for key, field in source.spec.fields.items()}
         with pytest.raises(FormatError, match="row 600: 7 is not one of its 2 classes") as caught:
             source.read_into(np.array([200, 600]), out)

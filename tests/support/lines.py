@@ -2,6 +2,7 @@
 
 import contextlib
 import shlex
+import textwrap
 
 import hydra
 import numpy as np
@@ -16,6 +17,11 @@ def built_by_python(python):
     names = {}
     exec(python, names)
     return names["source"]
+
+
+def built_by_report(text):
+    """The source that the line under "Read it with" builds."""
+    return built_by_python(textwrap.dedent(text.partition("Read it with\n")[2]))
 
 
 def built_by_command(command):

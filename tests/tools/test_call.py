@@ -28,9 +28,8 @@ def test_words_become_fields_and_options():
     of_groups = {"id": {"name": "", "attr": "patient"}}
     for typed, on in ((["file"], "file"), (["scan=file"], {"scan": "file"}), (["id=@patient"], of_groups)):
         assert call_of(["a.h5"], "--table", "t.csv", "--on", *typed).options == {"table": "t.csv", "on": on}
-        assert call_of(["a.h5", "t.csv"], "--on", *typed) == Call(
-            "HDF5Source", "a.h5", {}, {"table": "t.csv", "on": on}
-        )
+        joined = Call("HDF5Source", "a.h5", {}, {"table": "t.csv", "on": on})
+        assert call_of(["a.h5", "t.csv"], "--on", *typed) == joined
     assert call_of(["a.h5", "b.h5"], "--layout", "NHWC") == Call("HDF5Source", ["a.h5", "b.h5"], {}, {"layout": "NHWC"})
     for typed, size in ((["8"], 8), (["8", "6"], (8, 6))):
         assert call_of(["t.csv"], "--image-size", *typed).options == {"image_size": size}

@@ -110,8 +110,7 @@ def test_the_first_sample_may_be_empty():
 
 def test_a_pipe_gets_every_name_whole_and_no_colour(capsys):
     name = "a_dataset_with_a_name_that_no_terminal_is_wide_enough_for/" * 4 + "images"
-    with h5py.File("x.h5", "w") as file:
-        file[name], file["labels"] = np.zeros((20, 8, 8, 3), "u1"), np.arange(20) % 2
+    examples.datasets("x.h5", {name: np.zeros((20, 8, 8, 3), "u1"), "labels": np.arange(20) % 2})
     assert main(["inspect", "x.h5"]) == 0
     said = capsys.readouterr().out
     assert sum(name in line for line in said.splitlines()) >= 3  # table, Python, command line

@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-import h5py
 import numpy as np
 import pytest
 from PIL import Image
@@ -68,8 +67,7 @@ def test_a_report_in_words(capsys, monkeypatch):
 )
 def test_wrong_input_is_one_line(arguments, message, capsys):
     examples.images("scan.h5")
-    with h5py.File("numbers.h5", "w") as file:
-        file["text"] = "only this"
+    examples.datasets("numbers.h5", {"text": "only this"})
     assert main(["doctor", *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")

@@ -5,7 +5,6 @@ import datetime as dt
 import decimal
 import json
 import re
-import textwrap
 from pathlib import Path
 
 import h5py
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from pyarrow import csv, parquet
 from support.files import examples, writers
-from support.lines import built_by_python, check, check_said, first_batch, only, sides
+from support.lines import built_by_python, built_by_report, check, check_said, first_batch, only, sides
 from support.sources.oracle import read
 
 from lit_async_data import HDF5Source, ManifestSource
@@ -45,8 +44,7 @@ def test_a_path_with_everything_that_shells_hydra_and_patterns_treat_specially()
     for name in ('a b\'s (v2), {x: 1} [0-9] "q" é.h5', "back\\slash.h5", "=,#~$HOME.h5", "null"):
         examples.images(name, 8)
         check(only(report_on([name])))
-    with h5py.File("names.h5", "w") as file:
-        file["my images (raw)"], file["true"] = np.zeros((20, 8, 8, 3), "u1"), np.arange(20) % 2
+    examples.datasets("names.h5", {"my images (raw)": np.zeros((20, 8, 8, 3), "u1"), "true": np.arange(20) % 2})
     check(only(report_on(["names.h5"])))
 
 
@@ -141,12 +139,7 @@ MEANT = [
     (examples.anndata, '"y": "obs/cell_type"', "", ""),
     (examples.matlab, '"y": {"name": "y", "column": 0}}, layout={"x": "CHWN"})', "", ""),
     (examples.images, '{"x": "images", "y": "labels"}, layout={"x": "NHWC"})', 'ToFloat("x") makes float32', "patient"),
-    (
-        lambda path: examples.anndata(path, missing=True),
-        '"y": {"name": "obs/cell_type", "null": "drop"}',
-        "left out",
-        "",
-    ),
+    (lambda x: examples.anndata(x, missing=True), '"y": {"name": "obs/cell_type", "null": "drop"}', "left out", ""),
     (examples.masks, '{"x": "volume", "y": "mask"}', "", ""),
     (STAGES, '{"x": "X_train", "y": "y_train"}', "", "test"),
     (examples.of_pandas, None, "pandas.read_hdf(", "axis1"),
@@ -167,12 +160,7 @@ MEANT = [
     ({f"s{n}/a": examples.JPEG for n in (1, 2)}, '"image_size": [8, 9]}}, group="s*", sample="group")', "BGR", ""),
     ({f"a/{n}": (examples.JPEG, PNG)[n % 2] for n in range(4)}, '"name": "a", "decode": "image"', "4 datasets", ""),
     (OPAQUE, '"image_size": [8, 9]}}, group="s*", sample="group")', "BGR", ""),
-    (
-        lambda path: examples.one_each(path, "a/{}", None, values=examples.JPEG),
-        '[8, 9]}, "y": {"attr": "label"}}, sam',
-        "BGR",
-        "",
-    ),
+    (lambda x: examples.one_each(x, "a/{}", None, values=examples.JPEG), '[8, 9]}, "y": {"attr": "label"}}', "BGR", ""),
     ({f"d/{n // 9}/f/{n % 9}": IMAGES[n] for n in range(18)}, None, "9 datasets has no dataset 'd/0/f/*'", ""),
     ({"img_1": IMAGES[0], "img_2": IMAGES[1], "img_3": IMAGES[2]}, None, "with a * for what differs", ""),
     ({f"x{n}": np.arange(40.0) for n in range(9)}, None, "no dataset looks like samples", "dataset="),
@@ -195,8 +183,7 @@ def test_what_is_suggested_can_be_meant_and_packed(write, suggested, noted, neve
     told = capsys.readouterr()
     assert ("--fields x=NAME y=NAME" in told.err) == (not report.suggestions)
     for each in () if fails else report.suggestions[:1]:
-        printed = textwrap.dedent(told.out.partition("Read it with\n")[2])
-        with contextlib.closing(each.call.build()) as source, contextlib.closing(built_by_python(printed)) as packed:
+        with contextlib.closing(each.call.build()) as source, contextlib.closing(built_by_report(told.out)) as packed:
             values, others = (read(of, np.arange(len(of))) for of in (source, packed))
             for key, found in values.items():
                 assert np.array_equal(found, others[key], equal_nan=True), key

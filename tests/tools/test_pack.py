@@ -5,16 +5,17 @@ import os
 import re
 import resource
 import sys
-import textwrap
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pyarrow.csv
 import pytest
+from PIL import Image
 from support.files import examples
+from support.lines import built_by_report
 
-from lit_async_data import Field, HDF5Source, StorageLayout
+from lit_async_data import Field, HDF5Source, ManifestSource, StorageLayout
 from lit_async_data.__main__ import main
 from lit_async_data.errors import ConfigError, CorruptError, SourceError
 from lit_async_data.order.chunk_order import ChunkRun
@@ -124,19 +125,14 @@ def test_parts_that_lie_end_to_end_are_warned_of_where_windows_cross_them(h5, ou
 
 
 def test_a_table_of_images_keeps_classes_ids_and_paths(tmp_path, out, monkeypatch):
-    from PIL import Image
-
-    from lit_async_data import ManifestSource
-
     small_steps(monkeypatch, nbytes=3 * 16 * 16)
     lines = ["id,path,species,site"]
     for number in range(20):
         Image.fromarray(rng.integers(0, 255, (20, 16, 3), "u1")).save(tmp_path / f"{number}.png")
         lines.append(f"{number:03},{number}.png,{('owl', 'auk', 'tit')[number % 3]},s{number % 2}")
     (tmp_path / "birds.csv").write_text("\n".join(lines))
-    source = ManifestSource(
-        str(tmp_path / "birds.csv"), {"x": "path", "y": "species"}, id="id", image_size=16, resize="crop"
-    )
+    fields = {"x": "path", "y": "species"}
+    source = ManifestSource(str(tmp_path / "birds.csv"), fields, id="id", image_size=16, resize="crop")
     packed = pack(source, out, columns=["site"])
     other = packed_source(out, packed.plan)
     same(source, other)
@@ -154,8 +150,6 @@ def test_a_table_of_images_keeps_classes_ids_and_paths(tmp_path, out, monkeypatc
 
 @pytest.mark.parametrize("kind", ["class", "text"])
 def test_a_sample_without_a_class_stays_one(out, kind):
-    from lit_async_data import ManifestSource
-
     table = pyarrow.table({"y": ["a", None, "b"], "v": [1.0, 2.0, 3.0], "t": [["b", "c"], ["a", "b"], ["a", "a"]]})
     fields = {"y": {"name": "y", "null": "ignore", "kind": kind}, "v": "v", "t": {"name": "t", "kind": "text"}}
     source = ManifestSource(table, fields)
@@ -235,9 +229,7 @@ def test_hdf5_files_become_one_and_the_printed_line_reads_it(scans, out, capsys)
     assert "20 samples" in told.out
     assert "every value compared" in told.out
     assert "x  uint8 (12, 32, 3); chunks of 4 samples, deflate" in told.out
-    names = {}
-    exec(textwrap.dedent(told.out.partition("Read it with\n")[2]), names)
-    packed = names["source"]
+    packed = built_by_report(told.out)
     assert packed.spec["x"].shape == (3, 12, 32)
     assert packed[13]["y"] == 13
     assert np.array_equal(packed[13]["x"].transpose(1, 2, 0), VALUES[13])
@@ -261,9 +253,8 @@ def test_encoded_images_are_decoded_in_the_size_that_is_given(tmp_path, out, fie
 
 
 def test_datasets_that_the_suggestion_leaves_out_are_named(h5, out, capsys):
-    path = h5(
-        "x.h5", images=np.zeros((6, 8, 8, 3), "u1"), labels=np.arange(6), pose=np.zeros((6, 2)), other=np.zeros(9)
-    )
+    images = np.zeros((6, 8, 8, 3), "u1")
+    path = h5("x.h5", images=images, labels=np.arange(6), pose=np.zeros((6, 2)), other=np.zeros(9))
     assert main(["pack", path, "-o", out]) == 0
     assert "not packed: pose; name all with --fields KEY=NAME" in capsys.readouterr().out
     assert main(["pack", path, "-o", out, "--force", "--fields", "x=images", "pose=pose"]) == 0
@@ -280,10 +271,8 @@ def packed_year(h5, name, scale):
 def test_packed_values_stay_packed_and_the_printed_line_unpacks_them(h5, out, capsys):
     path = packed_year(h5, "2001.nc", 0.5)
     assert main(["pack", path, "-o", out, "--fields", "t2m", "plain"]) == 0
-    names = {}
-    exec(textwrap.dedent(capsys.readouterr().out.partition("Read it with\n")[2]), names)
-    assert names["source"][3]["t2m"].tolist() == [6.0, 6.5]
-    assert names["source"][3]["plain"].tolist() == [1, 1]
+    last = built_by_report(capsys.readouterr().out)[3]
+    assert (last["t2m"].tolist(), last["plain"].tolist()) == ([6.0, 6.5], [1, 1])
 
 
 def test_values_that_are_packed_in_several_ways_cannot_share_attributes(h5, out, capsys):
@@ -301,10 +290,7 @@ def test_values_that_are_packed_in_several_ways_cannot_share_attributes(h5, out,
         (["{h5}", "-o", "{h5}", "--force"], "is also the input"),
         (["{h5}", "-o", "{folder}/taken.h5"], "taken.h5: exists already, and is not touched"),
         (["{h5}", "-o", "{out}", "--codec", "none", "--chunk", "2"], "chunk: 2: chunks need a codec"),
-        (
-            ["{h5}", "-o", "{out}", "--fields", "x=data", "--image-size", "8"],
-            "image_size: no field holds encoded images",
-        ),
+        (["{h5}", "-o", "{out}", "--fields", "x=data", "--image-size", "8"], "image_size: no field holds encoded"),
         (["{h5}", "-o", "{folder}"], "is a folder; give the name of a file"),
         (["{h5}", "-o", "{out}", "--columns", "x"], "'x' cannot name a dataset, or names two"),
     ],
@@ -343,12 +329,8 @@ def test_auto_compresses_what_was_compressed_and_becomes_smaller_and_no_small_sa
         chunks = StorageLayout(reading="decoded")
 
     chosen = planned_for(Decoded(fields)).fields
-    assert {field.key: (field.chunk, field.shuffle) for field in chosen} == {
-        "smooth": (1, False),
-        "ramp": (1, True),
-        "noise": (0, False),
-        "rows": (0, False),
-    }
+    expected = {"smooth": (1, False), "ramp": (1, True), "noise": (0, False), "rows": (0, False)}
+    assert {field.key: (field.chunk, field.shuffle) for field in chosen} == expected
     Decoded.chunks = StorageLayout(reading="copied")
     assert not any(field.chunk for field in planned_for(Decoded(fields)).fields)
     shared = planned_for(ArraySource({"x": np.zeros((300, 128), "f4")}), "deflate")

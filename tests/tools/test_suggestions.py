@@ -37,18 +37,21 @@ def test_episodes_end_to_end_are_kept_whole(divided, episodes):
         assert sorted(map(len, found.values())) in ([10, 50], [20, 40], [30, 30])
 
 
+DEMOS = {f"demo_{n}/{name}": values for n in range(3) for name, values in (ROWS | {"dones": LAST}).items()}
+
+
 @pytest.mark.parametrize(
-    "divided", [{"total_steps": [10, 70]}, {"episode_index": np.arange(60) % 2}, {"dones": [0, 1]}]
+    ("datasets", "options"),
+    [
+        (ROWS | {"total_steps": [10, 70]}, {}),
+        (ROWS | {"episode_index": np.arange(60) % 2}, {}),
+        (ROWS | {"dones": [0, 1]}, {}),
+        (DEMOS, {"group": "demo_*"}),  # each of which is an episode
+    ],
 )
-def test_datasets_that_divide_no_rows_are_left_out(divided):
-    examples.datasets("play.h5", ROWS | divided)
-    assert only(hdf5_report(["play.h5"])).call.options == {}
-
-
-def test_groups_that_are_episodes_are_not_divided():
-    steps = ROWS | {"dones": LAST}
-    examples.datasets("demos.h5", {f"demo_{n}/{name}": values for n in range(3) for name, values in steps.items()})
-    assert only(hdf5_report(["demos.h5"])).call.options == {"group": "demo_*"}
+def test_what_divides_no_rows_is_left_out(datasets, options):
+    examples.datasets("play.h5", datasets)
+    assert only(hdf5_report(["play.h5"])).call.options == options
 
 
 def test_an_observation_more_than_actions_is_an_edge(capsys):
@@ -82,9 +85,8 @@ def volumes(where, *, channels=(), mask="mask"):
 def test_volumes_of_several_sizes_are_read_as_patches(where, channels, mask):
     volumes(where, channels=channels, mask=mask)
     suggestion = only(hdf5_report(["*.h5"]))
-    expected = {"x": {"name": "ct", "patch": [9, 30, 37]}} | (
-        {"y": {"name": mask, "patch": [9, 30, 37]}} if mask else {}
-    )
+    names = {"x": "ct", "y": mask} if mask else {"x": "ct"}
+    expected = {key: {"name": name, "patch": [9, 30, 37]} for key, name in names.items()}
     assert suggestion.call.fields == expected
     assert suggestion.call.options.get("layout") == ({"x": "CDHW"} if channels else None)
     assert any("volumes of 3 sizes" in note for note in suggestion.notes)

@@ -42,9 +42,8 @@ class Model(Learning):
         self.note("val", batch)
 
     def note(self, stage, batch):
-        self.seen[stage] |= {
-            (self.current_epoch, *values) for values in zip(*(batch[k].tolist() for k in sorted(batch)))
-        }
+        values = zip(*(batch[key].tolist() for key in sorted(batch)))
+        self.seen[stage] |= {(self.current_epoch, *each) for each in values}
 
 
 class Sets(pl.Callback):
@@ -71,12 +70,9 @@ class Sets(pl.Callback):
 @pytest.mark.parametrize("callbacks", [[], [DevicePrefetcher]])
 def test_each_epoch_sees_what_was_set_for_it(callbacks, at_end):
     train, val, marks, model = Staged(), Staged(), Marks(), Model()
-    dm = AsyncDataModule(
-        train=DatasetSource(train),
-        val=DatasetSource(val),
-        loader={"batch_size": 4, "shuffle": True, "worker_kind": "thread"},
-        device_transform=marks,
-    )
+    loader = {"batch_size": 4, "shuffle": True, "worker_kind": "thread"}
+    sources = {"train": DatasetSource(train), "val": DatasetSource(val)}
+    dm = AsyncDataModule(**sources, loader=loader, device_transform=marks)
     given = [Sets([train, val, marks], at_end), *(each() for each in callbacks)]
     trainer(*given, max_epochs=3).fit(model, dm)
     assert model.seen["train"] == {(epoch, epoch, epoch, epoch) for epoch in range(3)}

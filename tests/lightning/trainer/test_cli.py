@@ -5,7 +5,6 @@ import re
 import sys
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 from PIL import Image
@@ -37,24 +36,19 @@ class Summing(Learning):
 
 
 @pytest.mark.parametrize("stage", ["train", ""])
-def test_the_configuration_in_the_docs_runs_and_is_saved_so_that_it_runs_again(tmp_path, monkeypatch, stage):
+def test_the_configuration_in_the_docs_runs_and_is_saved_so_that_it_runs_again(h5, tmp_path, monkeypatch, stage):
     from pytorch_lightning.cli import LightningCLI
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     Path("transforms.py").write_text(FLIP)
-    with h5py.File("waves_train.h5", "w") as file:
-        file["signal"], file["target"] = np.ones((64, 8), np.float32), np.zeros(64, np.float32)
+    h5("waves_train.h5", signal=np.ones((64, 8), np.float32), target=np.zeros(64, np.float32))
     text = re.search(r"^```yaml\n(# cli.yaml.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)[1]
     if not stage:  # a class for all stages
         text = re.sub(r"sample_transform:.*\n +train: ", "sample_transform: ", text)
     Path("cli.yaml").write_text(text)
-    quiet = [
-        "--trainer.accelerator=cpu",
-        "--trainer.logger=false",
-        "--trainer.enable_checkpointing=false",
-        "--trainer.enable_progress_bar=false",
-    ]
+    off = ("logger", "enable_checkpointing", "enable_progress_bar")
+    quiet = ["--trainer.accelerator=cpu", *(f"--trainer.{each}=false" for each in off)]
     for config in ("cli.yaml", "config.yaml"):
         Summing.total = 0.0
         monkeypatch.setattr(sys, "argv", ["main.py", "fit", "--config", config, "--seed_everything=1", *quiet])
@@ -110,11 +104,10 @@ TYPED = {
     [(kind, typed) for kind, several in TYPED.items() for typed in several],
     ids=lambda each: getattr(each, "__name__", ",".join(each) if isinstance(each, dict) else ""),
 )
-def test_what_is_typed_and_all_defaults_build_the_same_after_they_were_saved(kind, typed, tmp_path, monkeypatch):
+def test_what_is_typed_and_all_defaults_build_the_same_after_they_were_saved(kind, typed, h5, tmp_path, monkeypatch):
     """The assumption that was wrong: a value passes jsonargparse as it is, whatever the annotation of the option."""
     monkeypatch.chdir(tmp_path)
-    with h5py.File("x.h5", "w") as file:
-        file["data"], file["labels"] = np.zeros((24, 8), np.float32), np.arange(24) % 3
+    h5("x.h5", data=np.zeros((24, 8), np.float32), labels=np.arange(24) % 3)
     Image.new("RGB", (9, 8)).save("x.png")
     Path("x.csv").write_text("path,kind\n" + "x.png,auk\nx.png,owl\n" * 4)
 

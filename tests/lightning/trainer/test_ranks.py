@@ -32,23 +32,14 @@ def started_by_srun(program, ranks, folder):
     return [(program, environment(folder, "77", rank=rank, ranks=ranks) | address) for rank in range(ranks)]
 
 
-def started_one_by_one(program, ranks, folder):
-    return as_ranks(program, ranks)
-
-
 def started_by_torchrun(program, ranks, folder):
     agent = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={ranks}", "--nproc-per-node=1"]
     agent += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     return [([*agent, f"--node-rank={node}", *program[1:]], {}) for node in range(ranks)]
 
 
-WAYS = {
-    "ddp": started_by_lightning,
-    "ddp_spawn": started_by_lightning,
-    "torchrun": started_by_torchrun,
-    "slurm": started_by_srun,
-    "fabric": started_one_by_one,
-}
+WAYS = {"ddp": started_by_lightning, "ddp_spawn": started_by_lightning, "torchrun": started_by_torchrun}
+WAYS |= {"slurm": started_by_srun, "fabric": lambda program, ranks, folder: as_ranks(program, ranks)}
 LIGHTNING = ["ddp", "torchrun", "slurm"]
 long = pytest.mark.long
 
@@ -108,9 +99,8 @@ def check_epoch(batches, samples, epoch, **options):
 
 
 def planned(samples, epoch, rank, ranks, shuffle="global", **options):
-    return plan_of(
-        length=samples, batch_size=BATCH, shuffle=shuffle, seed=0, epoch=epoch, rank=rank, world_size=ranks, **options
-    )
+    given = {"length": samples, "batch_size": BATCH, "shuffle": shuffle, "seed": 0, "epoch": epoch}
+    return plan_of(**given, rank=rank, world_size=ranks, **options)
 
 
 def check_validation(facts):
@@ -161,9 +151,8 @@ def check_said(outputs):
     said = [[line for line in output.splitlines() if " waited " in line] for output in outputs]
     epochs = [line for line in said[0] if line.startswith("epoch ")]
     assert epochs
-    assert all(
-        re.match(rf"epoch \d+: training on rank \d, the slowest of {len(outputs)}, waited", line) for line in epochs
-    )
+    said_of_all = rf"epoch \d+: training on rank \d, the slowest of {len(outputs)}, waited"
+    assert all(re.match(said_of_all, line) for line in epochs)
     assert not any(said[1:])
 
 
@@ -182,7 +171,5 @@ def check_predictions(path, *facts):
     assert all("out" in each["seen"] and "out.partial" not in each["seen"] for each in facts)
     own, *others = [each["error"] for each in facts]
     assert own.startswith(f"ConfigError: path: {path} exists; move or delete it")
-    assert all(
-        said.startswith(f"AsyncDataError: PredictionWriter: rank 0 failed: ConfigError: path: {path} exists")
-        for said in others
-    )
+    failed = f"AsyncDataError: PredictionWriter: rank 0 failed: ConfigError: path: {path} exists"
+    assert all(said.startswith(failed) for said in others)

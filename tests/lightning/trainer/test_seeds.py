@@ -23,14 +23,9 @@ from support.lightning.trainer import (
 
 from lit_async_data.errors import ResumeError
 
-pytestmark = [
-    NO_STAGES,
-    pytest.mark.filterwarnings("ignore:.*sampler has shuffling enabled:UserWarning"),
-    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`"),
-]
+pytestmark = [NO_STAGES, pytest.mark.filterwarnings("ignore:.*(has shuffling enabled|have no `val_dataloader`)")]
 
 OPTIONS = {"batch_size": BATCH, "return_indices": True}
-kinds = pytest.mark.parametrize("kind", ["datamodule", "bare"])
 
 
 def given(kind, **options):
@@ -98,7 +93,7 @@ def test_a_datamodule_shuffles_training_and_what_is_asked_for_by_name(callbacks)
 
 
 @with_and_without
-@kinds
+@pytest.mark.parametrize("kind", ["datamodule", "bare"])
 def test_the_order_goes_by_lightnings_seed_unless_the_options_have_one(callbacks, kind):
     runs = [(None, {}, 0), (1, {}, 1), (2, {}, 2), (2, {"seed": 7}, 7)]
     for number, options, seed in runs:

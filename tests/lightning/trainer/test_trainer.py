@@ -37,8 +37,6 @@ import lit_async_data as lad  # loads no Lightning by itself: that is for the ne
 from lit_async_data.errors import ClosedError, ReadError
 
 pytestmark = NO_STAGES
-
-
 EPOCHS = [plan(0), plan(1), plan(2)]
 CUT = [epoch[:2] for epoch in EPOCHS]
 
@@ -168,16 +166,12 @@ def test_a_loader_iterated_by_hand_after_a_limited_fit_reads_each_batch_once():
 # Host hooks: the numbers that a sample gets are those of a plain loader, also after a resume.
 
 
-def loaders_of(dm):
-    return [each for each in (dm.trainer.train_dataloader, *(dm.trainer.val_dataloaders or ())) if each is not None]
-
-
 def failing(dm, loaders, wanted, error):
     """A hook for `Recorder` that keeps the loaders alive, and raises in the second batch of a stage."""
     second = (plan(0) if wanted == "train" else STORED)[1]
 
     def on_step(stage, batch):
-        loaders.extend(loaders_of(dm))
+        loaders.extend(filter(None, [dm.trainer.train_dataloader, *(dm.trainer.val_dataloaders or ())]))
         if stage == wanted and batch["index"].tolist() == second:
             raise error("stop")
 
@@ -195,9 +189,7 @@ def failing(dm, loaders, wanted, error):
     ],
 )
 @pytest.mark.usefixtures("process_as_before")
-def test_an_error_or_a_ctrl_c_in_a_step_closes_every_loader_and_file_and_all_can_train_again(
-    callbacks, stage, error, ended, h5
-):
+def test_an_error_or_ctrl_c_in_a_step_closes_loaders_and_files_and_all_train_again(callbacks, stage, error, ended, h5):
     path = h5("rows.h5", rows=rows())
     source = lad.HDF5Source(path, fields={"x": "rows"})
     dm, loaders, same = datamodule(train=source, val=source), [], callbacks()
@@ -284,8 +276,6 @@ def test_each_stage_has_its_transform_applied_once_to_each_batch_and_draws_in_tr
 
 
 Tuner = importlib.import_module(f"{NAME}.tuner").Tuner
-
-
 # Since version 2.6, the finder of batch sizes keeps a margin. Before, it found the size after the last that fitted.
 FOUND = 8 if "margin" in inspect.signature(Tuner.scale_batch_size).parameters else 16
 

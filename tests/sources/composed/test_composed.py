@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.chunks import chunk_numbers
 from support.sources.parted import Failing, batches_of, numbered, parted, read
 
 from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, ManifestSource, SubsetSource
@@ -176,14 +177,8 @@ def test_chunks_of_all_are_read_as_the_slowest_is():
     assert ConcatSource(sources[1:]).chunks == StorageLayout(compressed=True, reading="decoded", chunks_per_run=4)
     assert ConcatSource([sources[2], sources[0]]).chunks.reading == "locked"
     assert ConcatSource(sources).chunks.order is None
-    costs = {
-        "spread": 2.0,
-        "chunks_per_run": 3,
-        "amplification": 4.0,
-        "alone": 5.0,
-        "chunks_per_sample": 6.0,
-        "overlap": 7,
-    }
+    costs = {"spread": 2.0, "chunks_per_run": 3, "amplification": 4.0, "alone": 5.0}
+    costs |= {"chunks_per_sample": 6.0, "overlap": 7}
     costly = StorageLayout(compressed=True, random=True, ahead=True, largest=False, left_out="2 rows", **costs)
     for pair in itertools.permutations([ArraySource({"y": np.arange(10)}, chunks=costly), numbered()]):
         assert ConcatSource(pair).chunks == costly
@@ -213,10 +208,8 @@ def test_a_column_of_text_and_numbers_is_refused():
 
 
 def test_an_error_names_the_sample_as_the_whole_counts_it():
-    for both in (
-        ConcatSource([numbered(3), Failing(5, bad=4)]),
-        ConcatSource([numbered(6), SubsetSource(Failing(5, bad=4), [0, 4])]),
-    ):
+    among = SubsetSource(Failing(5, bad=4), [0, 4])
+    for both in (ConcatSource([numbered(3), Failing(5, bad=4)]), ConcatSource([numbered(6), among])):
         with pytest.raises(CorruptError) as caught:
             read(both, [0, 7])
         assert caught.value.sample_id == 7
@@ -228,35 +221,21 @@ def test_an_error_names_the_sample_as_the_whole_counts_it():
     assert caught.value.sample_id is None
 
 
-def test_numbers_that_a_file_names_beside_a_table(tmp_path):
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        file.create_dataset("y", data=[7, 2], dtype=h5py.enum_dtype({"cat": 2, "dog": 7}, "i1"))
-        file.create_dataset("z", data=[7, 2], dtype=h5py.enum_dtype({"cat": 7, "dog": 2}, "i1"))
+def test_numbers_that_a_file_names_beside_a_table(h5):
+    names = {"y": {"cat": 2, "dog": 7}, "z": {"cat": 7, "dog": 2}}
+    path = h5(**{key: {"data": [7, 2], "dtype": h5py.enum_dtype(each, "i1")} for key, each in names.items()})
     table, classes = pa.table({"y": ["dog", "cat"]}), ["dog", "cat"]
-    both = ConcatSource(
-        [
-            HDF5Source(tmp_path / "x.h5", {"y": Field("y", classes=classes)}),
-            ManifestSource(table, {"y": {"name": "y", "classes": classes}}),
-            HDF5Source(tmp_path / "x.h5", {"y": Field("z", classes=classes)}),
-        ]
-    )
+    of_file = [HDF5Source(path, {"y": Field(name, classes=classes)}) for name in "yz"]
+    of_table = ManifestSource(table, {"y": {"name": "y", "classes": classes}})
+    both = ConcatSource([of_file[0], of_table, of_file[1]])
     assert both.spec.names("y", both.column("y")).tolist() == ["dog", "cat", "dog", "cat", "cat", "dog"]
-    stored = [HDF5Source(tmp_path / "x.h5", {"y": name}) for name in ("y", "z")]
+    stored = [HDF5Source(path, {"y": name}) for name in ("y", "z")]
     with pytest.raises(FormatError, match=r"'y' is 2 dog, 7 cat in sources\[2\].*, but 2 cat, 7 dog in sources\[0\]"):
         ConcatSource([stored[0], ArraySource({"y": np.arange(3)}), stored[1]])
     assert ConcatSource([ArraySource({"y": np.arange(3)}), stored[0]]).spec["y"].meanings == ((2, "cat"), (7, "dog"))
 
 
 some_runs = st.lists(st.builds(ChunkRun, samples=st.integers(1, 40), rows=st.integers(1, 12)), min_size=1, max_size=5)
-
-
-def chunk_of_each(runs):
-    """The number of the chunk of each sample, counted one by one."""
-    chunks, begun = [], 0
-    for run in runs:
-        chunks += [begun + sample // run.rows for sample in range(run.samples)]
-        begun = chunks[-1] + 1
-    return chunks
 
 
 @pytest.mark.parametrize("given", [[7, 3, 3, 0], np.array([7, 3, 3, 0], np.uint8), (7, 3, 3, 0)])
@@ -310,13 +289,6 @@ def test_samples_are_named_by_their_numbers_in_the_innermost_whole():
             outer.locate(numbers)
 
 
-def test_a_subset_says_what_it_is():
-    assert SubsetSource(numbered(1000), np.arange(700)).name == "700 of 1,000 samples of ArraySource"
-    both = ConcatSource([numbered(1000), numbered(500)])
-    assert SubsetSource(both, np.arange(7)).name == "7 of 1,500 samples of ArraySource and 1 more"
-    assert ConcatSource([numbered()]).name == "ArraySource"
-
-
 def test_group_codes_are_one_for_each_sample():
     assert SubsetSource(numbered(), [1, 2], group_codes=[5, 6]).group_codes.tolist() == [5, 6]
     assert SubsetSource(numbered(), [1, 2]).group_codes is None
@@ -332,7 +304,7 @@ def test_runs_of_a_subset_are_those_counted_one_by_one(runs, data):
     samples = data.draw(sorted_or_not)(numbers)
     whole = parted({"a.h5": length}, runs=runs)
     found = SubsetSource(whole, samples).chunks.runs
-    chunks = chunk_of_each(runs)
+    chunks = chunk_numbers(runs)
     by_hand = [len(list(same)) for _, same in itertools.groupby(chunks[sample] for sample in samples)]
     counts = [run.rows for run in found for _ in range(run.samples // run.rows)]
     assert counts == by_hand

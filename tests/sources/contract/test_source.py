@@ -13,16 +13,7 @@ from support.sources.parted import numbered, parted
 from support.sources.squares import ROWS, Squares
 from torch.utils.data import DataLoader, TensorDataset
 
-from lit_async_data import (
-    AsyncLoader,
-    ConcatSource,
-    DatasetSource,
-    HDF5Source,
-    MixtureSource,
-    Source,
-    SubsetSource,
-    split,
-)
+import lit_async_data as lad
 from lit_async_data.errors import ConfigError, MissingError
 from lit_async_data.sources.contract.source import Part, Places, StorageLayout
 from lit_async_data.testing import ArraySource, check_contract
@@ -42,7 +33,7 @@ def test_samples_are_taken_by_number():
             source[wrong]
     with pytest.raises(IndexError, match="whole numbers"):
         source[0.5]
-    pair = DatasetSource(TensorDataset(torch.arange(6.0).reshape(3, 2), torch.arange(3)))
+    pair = lad.DatasetSource(TensorDataset(torch.arange(6.0).reshape(3, 2), torch.arange(3)))
     assert pair[1][0].tolist() == [2.0, 3.0]
     with pytest.raises(TypeError, match="not iterable"):  # it is no loader
         iter(pair)
@@ -53,22 +44,22 @@ def test_a_dataloader_takes_a_source_also_where_its_files_are_open(h5, method):
     images = np.random.default_rng(0).integers(0, 256, (ROWS, 3, 8, 8), np.uint8)
     packed = {"data": images, "chunks": (16, 3, 8, 8), "compression": "gzip"}
     files = [h5(f"{part}.h5", data=packed, labels=np.arange(ROWS) % 7) for part in range(2)]
-    whole = HDF5Source(files, {"x": "data", "y": "labels"})
-    source = SubsetSource(whole, np.arange(0, 2 * ROWS, 3))
+    whole = lad.HDF5Source(files, {"x": "data", "y": "labels"})
+    source = lad.SubsetSource(whole, np.arange(0, 2 * ROWS, 3))
     first = source[0]  # opens the files, before a fork
     loader = DataLoader(source, batch_size=16, num_workers=1, multiprocessing_context=method)
     batches = list(loader)
     assert torch.equal(batches[0]["x"][0], torch.from_numpy(first["x"]))
     labels = torch.cat([batch["y"] for batch in batches])
     assert labels.tolist() == [number % ROWS % 7 for number in range(0, 2 * ROWS, 3)]
-    with AsyncLoader(source, {"batch_size": 16, "shuffle": False}) as ours:
+    with lad.AsyncLoader(source, {"batch_size": 16, "shuffle": False}) as ours:
         for mine, theirs in zip(ours, batches):
             assert torch.equal(mine["x"], theirs["x"])
     source.close()
 
 
 def test_a_subclass_without_its_three_members_says_which_are_missing():
-    class Half(Source):
+    class Half(lad.Source):
         def __len__(self):
             return 1
 
@@ -80,7 +71,7 @@ def test_a_subclass_of_three_members_keeps_the_contract_is_split_and_drawn():
     source = Squares()
     check_contract(source)
     assert repr(source) == f"<Squares of {ROWS} samples: y int64, x float32 (3,); read by Python code>"
-    sides = split(source, {"train": 0.5, "val": 0.5}, groups="y")
+    sides = lad.split(source, {"train": 0.5, "val": 0.5}, groups="y")
     assert sum(map(len, sides.values())) == ROWS
     assert source.locate([7])[0] == ("Squares", "/", 7)
 
@@ -102,14 +93,6 @@ def test_a_column_is_read_piece_by_piece(monkeypatch):
     assert numbered(8).column("y").tolist() == list(range(8))
 
 
-def test_places_are_those_of_the_innermost_parts():
-    subset = SubsetSource(SubsetSource(parted(), [9, 8, 5, 1]), [3, 0, 1])
-    places = subset.places()
-    assert [places.parts[which].name for which in places.which] == ["a.h5", "b.h5", "b.h5"]
-    assert places.rows.tolist() == [1, 5, 4]
-    assert places.order().tolist() == [0, 2, 1]
-
-
 @given(st.permutations(range(10)))
 def test_places_are_ordered_by_part_and_then_by_row(samples):
     places = parted({"a.h5": 4, "b.h5": 4, "c.h5": 2}).places().taken(np.array(samples))
@@ -118,7 +101,7 @@ def test_places_are_ordered_by_part_and_then_by_row(samples):
 
 def test_a_file_that_is_in_two_of_the_sources_is_one_part():
     whole, other = parted(), parted({"c.h5": 2})
-    both = ConcatSource([SubsetSource(whole, [9, 1]), other, SubsetSource(whole, [2, 8])])
+    both = lad.ConcatSource([lad.SubsetSource(whole, [9, 1]), other, lad.SubsetSource(whole, [2, 8])])
     places = both.places()
     assert [part.name for part in places.parts] == ["a.h5", "b.h5", "c.h5"]
     assert places.which.tolist() == [1, 0, 2, 2, 0, 1]
@@ -128,22 +111,22 @@ def test_a_file_that_is_in_two_of_the_sources_is_one_part():
 def test_a_file_and_a_link_to_it_are_one_part(h5, tmp_path):
     path = h5("a.h5", y=np.arange(40))
     (tmp_path / "b.h5").symlink_to(path)
-    both = ConcatSource([HDF5Source(each, ["y"]) for each in (path, str(tmp_path / "b.h5"))])
+    both = lad.ConcatSource([lad.HDF5Source(each, ["y"]) for each in (path, str(tmp_path / "b.h5"))])
     places = both.places()
     assert [(part.file, part.name) for part in places.parts] == [(path, "a.h5")]
     assert places.rows.tolist() == [*range(40)] * 2
-    sides = split(both, {"train": 0.5, "val": 0.5})
+    sides = lad.split(both, {"train": 0.5, "val": 0.5})
     assert not {*sides["train"].column("y").tolist()} & {*sides["val"].column("y").tolist()}
-    assert "overlap 80 samples" in split(both, {"train": ["1"], "val": ["2"]}, groups=[1] * 40 + [2] * 40).described
+    assert "overlap 80 samples" in lad.split(both, {"train": ["1"], "val": ["2"]}, groups=[1] * 40 + [2] * 40).described
 
 
 def test_links_are_resolved_once_per_folder_and_only_where_sources_are_joined(h5, monkeypatch):
-    sources = [HDF5Source([h5(f"{n}{name}.h5", y=np.arange(4)) for n in range(9)], ["y"]) for name in "ab"]
+    sources = [lad.HDF5Source([h5(f"{n}{name}.h5", y=np.arange(4)) for n in range(9)], ["y"]) for name in "ab"]
     looks, real = [], os.path.realpath
     monkeypatch.setattr(os.path, "realpath", lambda *given, **how: looks.append(given) or real(*given, **how))
     assert [len(source.places().parts) for source in sources] == [9, 9]
     assert not looks
-    assert len(ConcatSource(sources).places().parts) == 18
+    assert len(lad.ConcatSource(sources).places().parts) == 18
     assert len(looks) == 1
 
 
@@ -192,18 +175,18 @@ UNFILLED = [
 
 @pytest.mark.parametrize(("kind", "said"), UNFILLED)
 def test_a_source_that_fills_no_array_is_an_error_and_no_batch_of_other_values(kind, said):
-    sources = [kind(), ConcatSource([SubsetSource(kind(), np.arange(9)), Squares()])]
-    sources.append(MixtureSource({"mine": (kind(), 0.5), "other": (Squares(), 0.5)}))
+    sources = [kind(), lad.ConcatSource([lad.SubsetSource(kind(), np.arange(9)), Squares()])]
+    sources.append(lad.MixtureSource({"mine": (kind(), 0.5), "other": (Squares(), 0.5)}))
     options = {"batch_size": 8, "workers": 0, "shuffle": False, "on_error": "skip"}
     for source in sources:
-        with AsyncLoader(source, options) as loader, pytest.raises(ConfigError, match=re.escape(said)):
+        with lad.AsyncLoader(source, options) as loader, pytest.raises(ConfigError, match=re.escape(said)):
             next(iter(loader))
 
 
 @pytest.mark.processes
 def test_a_source_that_fills_no_array_is_an_error_in_a_reader_process():
     options = {"batch_size": 8, "shuffle": False, "worker_kind": "process", "workers": 1}
-    with AsyncLoader(Rebinds(), options) as loader, pytest.raises(ConfigError, match=re.escape(UNFILLED[0][1])):
+    with lad.AsyncLoader(Rebinds(), options) as loader, pytest.raises(ConfigError, match=re.escape(UNFILLED[0][1])):
         next(iter(loader))
 
 

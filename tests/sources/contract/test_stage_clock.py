@@ -28,6 +28,7 @@ def test_waits_for_slots_are_no_work_and_each_take_begins_anew(monkeypatch):
     now.wall += 1.0
     here.add(cpu_s=3.0)  # reported by another thread's clock; no more than passed here
     assert here.take() == Work(1.0, cpu_s=1.0)
+    assert Work().waited(1.0, starved=False).waited(0.5, starved=True) == Work(loop_s=1.0, slot_s=0.5)
 
 
 def test_each_thread_has_its_own_sums():
@@ -39,8 +40,3 @@ def test_each_thread_has_its_own_sums():
     thread.join()
     assert taken[0].decode_s == 0
     assert here.take().decode_s == 1
-
-
-def test_a_wait_for_a_slot_is_told_from_a_wait_for_the_loop():
-    work = Work().waited(1.0, starved=False).waited(0.5, starved=True)
-    assert work == Work(loop_s=1.0, slot_s=0.5)

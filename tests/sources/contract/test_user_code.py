@@ -71,21 +71,9 @@ CHANGES = {
 
 def holder():
     inner = Holder(a=0)
-    return Holder(
-        a=0,
-        text="x",
-        nan=float("nan"),
-        large=HELD,
-        long=LONG,
-        list=[1, Holder(a=0)],
-        dict={"p": 0.1},
-        small=np.zeros(2),
-        tensor=torch.zeros(1),
-        slotted=Slotted(),
-        event=threading.Event(),
-        function=lambda: inner,
-        module=torch.nn.BatchNorm1d(2),
-    )
+    plain = {"a": 0, "text": "x", "nan": float("nan"), "large": HELD, "long": LONG, "dict": {"p": 0.1}}
+    others = {"small": np.zeros(2), "tensor": torch.zeros(1), "slotted": Slotted(), "event": threading.Event()}
+    return Holder(**plain, **others, list=[1, Holder(a=0)], function=lambda: inner, module=torch.nn.BatchNorm1d(2))
 
 
 @pytest.mark.parametrize("kind", CHANGES)
@@ -216,7 +204,5 @@ def test_the_generators_have_other_numbers_for_other_keys_and_from_each_other():
             return round(random.random(), 6), round(np.random.random(), 6), round(float(torch.rand(())), 6)  # noqa: NPY002
 
     assert numbers(2**63 + 5) == numbers(2**63 + 5)
-    assert (
-        len({*numbers(5 * 2**32 + 5), *numbers(6 * 2**32 + 6), *numbers(5 * 2**32 + 6)})
-        == 7  # numpy takes the upper half, torch the lower
-    )  # numpy takes the upper half
+    found = {*numbers(5 * 2**32 + 5), *numbers(6 * 2**32 + 6), *numbers(5 * 2**32 + 6)}
+    assert len(found) == 7  # numpy takes the upper half, torch the lower

@@ -194,12 +194,8 @@ def test_colours_of_sixteen_bits_need_the_key_too(colour):
 def test_sixteen_bits_reach_a_step_and_become_floats(tmp_path):
     for number in range(3):
         Image.fromarray(DEEP + np.uint16(number)).save(tmp_path / f"{number}.png")
-    source = ManifestSource(
-        pa.table({"path": [f"{number}.png" for number in range(3)], "y": [0, 1, 2]}),
-        {"x": "path", "y": "y"},
-        root=tmp_path,
-        mode="uint16",
-    )
+    table = pa.table({"path": [f"{number}.png" for number in range(3)], "y": [0, 1, 2]})
+    source = ManifestSource(table, {"x": "path", "y": "y"}, root=tmp_path, mode="uint16")
     assert (source.spec["x"].shape, source.spec["x"].dtype) == ((1, 30, 40), np.dtype("u2"))
     with AsyncLoader(source, LoaderOptions(batch_size=3, shuffle=False)) as loader:
         (batch,) = loader

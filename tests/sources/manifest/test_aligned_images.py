@@ -1,6 +1,5 @@
 """Images of a table that belong together: masks, views, and bad ones at the start."""
 
-import h5py
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -82,22 +81,19 @@ def test_grey_beside_another_image_needs_a_mode(pictures):
         ManifestSource(alone, {"x": "mask"}, root=pictures, image_size=8, check_files="none")
 
 
-def test_an_array_beside_an_image_that_is_cut_or_turned(pictures):
+def test_an_array_beside_an_image_that_is_cut_or_turned(pictures, h5):
     np.save(pictures / "m.npy", np.asarray(Image.open(pictures / "mask.png")))
-    with h5py.File(pictures / "m.h5", "w") as file:
-        file["data"] = np.zeros((3, 20, 40), "u1")
+    h5("m.h5", data=np.zeros((3, 20, 40), "u1"))
     images = ["plain.png", "turned6.jpg", "plain.png"]
     table = pa.table({"x": images, "npy": ["m.npy"] * 3, "path": ["m.h5"] * 3, "row": [0, 1, 2]})
     for other in ("npy", "path"):
-        with pytest.raises(
-            FormatError, match=r"plain.png: x is changed by resize: random_crop, but m, .*; none of the"
-        ):
+        said = r"plain.png: x is changed by resize: random_crop, but m, .*; none of the"
+        with pytest.raises(FormatError, match=said):
             ManifestSource(table, {"x": "x", "m": other}, root=pictures, image_size=8, resize="random_crop")
         made = ManifestSource(table, {"x": "x", "m": other}, root=pictures, image_size=8)
         assert len(read(made, [0, 2])["x"]) == 2
-        with pytest.raises(
-            FormatError, match=r"row 1 of the table given: .*turned6.jpg: x is turned by .* \(6\)"
-        ) as caught:
+        said = r"row 1 of the table given: .*turned6.jpg: x is turned by .* \(6\)"
+        with pytest.raises(FormatError, match=said) as caught:
             read(made, [0, 1, 2])
         assert (caught.value.sample_id, caught.value.file) == (1, str(pictures / "turned6.jpg"))
 

@@ -25,12 +25,8 @@ def stored(tmp_path):
             file["flat"] = values[number].reshape(40, -1)[:, :5].astype(">f4")
             file["more/data"] = values[number] // 2
     order = np.random.default_rng(1).permutation(120)
-    table = {
-        "id": [f"{row:03d}" for row in order],
-        "path": [f"{row // 40}.h5" for row in order],
-        "row": order % 40,
-        "y": order.astype("f4"),
-    }
+    table = {"id": [f"{row:03d}" for row in order], "path": [f"{row // 40}.h5" for row in order]}
+    table |= {"row": order % 40, "y": order.astype("f4")}
     return tmp_path, values.reshape(120, 4, 4, 2), order, table
 
 
@@ -96,9 +92,8 @@ def test_rows_of_hdf5_files_may_be_whole_fractions(stored):
     np.testing.assert_array_equal(read(source, [3, 5])["x"], values[order[[3, 5]]])
     source.close()
     rows = [None if number == 3 else float(row) for number, row in enumerate(order % 40)]
-    source = ManifestSource(
-        pa.table({**table, "row": pa.array(rows)}), {"x": {"name": "path", "null": "drop"}}, root=folder
-    )
+    missing = pa.table({**table, "row": pa.array(rows)})
+    source = ManifestSource(missing, {"x": {"name": "path", "null": "drop"}}, root=folder)
     np.testing.assert_array_equal(read(source, [3])["x"], values[order[[4]]])
     source.close()
     with pytest.raises(ManifestError, match=r"row 3.*no row number; give one, or set null: drop"):
@@ -139,7 +134,7 @@ def test_the_chunk_order_decodes_every_chunk_once(workers, stored):
                 assert set(chunks.values()) == {10}
 
 
-def test_an_hdf5_file_may_be_named_in_several_ways(tmp_path, monkeypatch):
+def test_an_hdf5_file_may_be_named_in_several_ways(tmp_path, h5, monkeypatch):
     opened = []
 
     def opening(files, *arguments, **options):
@@ -147,8 +142,7 @@ def test_an_hdf5_file_may_be_named_in_several_ways(tmp_path, monkeypatch):
         return HDF5Source(files, *arguments, **options)
 
     monkeypatch.setattr(hdf5_fields, "HDF5Source", opening)
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["data"] = np.arange(5.0)
+    h5("a.h5", data=np.arange(5.0))
     (tmp_path / "b.h5").symlink_to(tmp_path / "a.h5")
     table = pa.table({"path": ["a.h5", "./a.h5", "b.h5"], "row": [4, 2, 3]})
     source = ManifestSource(table, {"x": "path"}, root=tmp_path)
@@ -157,9 +151,8 @@ def test_an_hdf5_file_may_be_named_in_several_ways(tmp_path, monkeypatch):
     source.close()
 
 
-def test_a_column_of_datasets_that_is_damaged_is_an_error(tmp_path):
-    with h5py.File(tmp_path / "two.h5", "w") as file:
-        file["data"], file["other"] = np.zeros(3), np.ones(3)
+def test_a_column_of_datasets_that_is_damaged_is_an_error(tmp_path, h5):
+    h5("two.h5", data=np.zeros(3), other=np.ones(3))
     (tmp_path / "t.csv").write_bytes(b"path,row,dataset\ntwo.h5,1,other\ntwo.h5,1,oth\xff\n")
     with pytest.raises(ManifestError, match=r"row 1.*not UTF-8"):
         ManifestSource(tmp_path / "t.csv", {"x": "path"})
@@ -220,9 +213,8 @@ def test_a_path_of_an_hdf5_file_that_is_missing_can_be_dropped(row, two):
     with contextlib.closing(ManifestSource(table, {"x": {"name": "path", "null": "drop"}}, root=two)) as source:
         assert read(source, np.arange(len(source)))["x"].tolist() == [[6, 7]]
     if row is not None:
-        with pytest.raises(
-            ManifestError, match=r"row 1, .*no path; give one, or set null: drop in fields\.x"
-        ) as caught:
+        said = r"row 1, .*no path; give one, or set null: drop in fields\.x"
+        with pytest.raises(ManifestError, match=said) as caught:
             ManifestSource(table, {"x": "path"}, root=two)
         assert (caught.value.row, caught.value.dataset) == (1, "path")
 

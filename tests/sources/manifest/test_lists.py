@@ -107,14 +107,13 @@ def test_an_error_names_the_place_in_the_list_and_the_sample_can_be_left_out(kin
     (folder / "4.png").write_bytes(data[:60])
     table = given(kind, folder, names(), "file")
     source = ManifestSource(table, {"x": "x"}, root=folder, image_size=8)
-    with pytest.raises(CorruptError, match=r"row 1 of .*t.parquet: column 'x'\[2\]: .*the PNG cannot be decoded"):
+    said = r"row 1 of .*t.parquet: column 'x'\[2\]: .*the PNG cannot be decoded"
+    with pytest.raises(CorruptError, match=said):
         read(source, [0, 1])
     with AsyncLoader(source, {"batch_size": 8, "on_error": "skip"}) as loader:
         assert len(next(loader)["x"]) == len(COUNTS) - 1
-    assert (
-        main(["inspect", str(table), "--check-all", "--bad-list", "bad.csv", "--fields", "x=x", "--image-size", "8"])
-        == 1
-    )
+    words = ["--check-all", "--bad-list", "bad.csv", "--fields", "x=x", "--image-size", "8"]
+    assert main(["inspect", str(table), *words]) == 1
     assert len(ManifestSource(table, {"x": "x"}, image_size=8, exclude="bad.csv")) == len(COUNTS) - 1
 
 

@@ -102,8 +102,9 @@ def test_an_image_that_changed_in_the_bucket_is_fetched_again(folder, server):
     same(reader, lad.ManifestSource(str(folder / "t.csv"), FIELDS))
     assert server.requests == []
     (folder / "im" / "0.png").unlink()
-    with pytest.raises(MissingError, match=r"row 0 of .*/bucket/im/0\.png: no such object"):
+    with pytest.raises(MissingError, match=r"row 0 of .*t\.csv: .*/bucket/im/0\.png: no such object") as caught:
         batches(cached(folder, server))
+    assert caught.value.row == 0
 
 
 def test_two_stores_of_one_address_share_no_kept_file(folder, server, s3):
@@ -135,22 +136,11 @@ def test_a_file_of_a_mount_is_kept_in_its_state_alone(folder):
 
 
 def test_rows_outside_of_the_root_are_refused(folder, server, s3):
-    for outside in (
-        "s3://other/a.png",
-        f"{server.url}/bucket/im/0.png",
-        "s3://bucket/../other/a.png",
-        "../other/a.png",
-    ):
+    addresses = ["s3://other/a.png", f"{server.url}/bucket/im/0.png", "s3://bucket/../other/a.png"]
+    for outside in (*addresses, "../other/a.png"):
         (folder / "bad.csv").write_text(f"path,label\n{outside},a")
         with pytest.raises(ManifestError, match="leaves root s3://bucket"):
             lad.ManifestSource(str(folder / "bad.csv"), FIELDS, root="s3://bucket", storage_options=s3)
-
-
-def test_a_missing_object_names_row_and_address(folder, server):
-    (folder / "im" / "0.png").unlink()
-    with pytest.raises(MissingError, match=r"row 0 of .*t\.csv: .*/bucket/im/0\.png: no such") as caught:
-        batches(lad.ManifestSource(f"{server.url}/bucket/t.csv", {"x": "path"}))
-    assert caught.value.row == 0
 
 
 @pytest.mark.parametrize("name", ["u.csv", "u.jsonl", "u.parquet", "u*.csv"])
@@ -184,27 +174,14 @@ def test_rows_of_a_remote_table_are_named_by_its_address(folder, s3, name):
 
 def test_a_joined_table_may_be_remote(folder, s3):
     (folder / "labels.csv").write_text("file,age\nx.h5,7")
-    source = lad.HDF5Source(
-        "s3://bucket/x.h5", ["data", "age"], table="s3://bucket/labels.csv", on="file", storage_options=s3
-    )
+    joined = {"table": "s3://bucket/labels.csv", "on": "file", "storage_options": s3}
+    source = lad.HDF5Source("s3://bucket/x.h5", {"x": "data", "age": "age"}, **joined)
     assert source.column("age").tolist() == [7] * COUNT
-    assert [batch[1].tolist() for batch in _tuples(source)] == [[7] * 5, [7] * 5, [7] * 2]
+    assert [batch["age"].tolist() for batch in batches(source)] == [[7] * 5, [7] * 5, [7] * 2]
     (folder / "labels.csv").write_text("file,age\nx.h5,old\n")
     with pytest.raises(ManifestError, match=r"s3://bucket/labels\.csv") as caught:
-        lad.HDF5Source(
-            "s3://bucket/x.h5",
-            {"x": "data", "y": lad.Field("age", kind="number")},
-            table="s3://bucket/labels.csv",
-            on="file",
-            storage_options=s3,
-        )
+        lad.HDF5Source("s3://bucket/x.h5", {"x": "data", "y": lad.Field("age", kind="number")}, **joined)
     assert caught.value.file == "s3://bucket/labels.csv"
-
-
-def _tuples(source):
-    options = {"batch_size": 5, "shuffle": "none", "workers": 0}
-    with contextlib.closing(source), lad.AsyncLoader(source, options) as loader:
-        return list(loader)
 
 
 def test_images_that_find_no_room_in_the_cache_bring_one_warning(folder, s3, caplog):
@@ -218,24 +195,18 @@ def test_images_that_find_no_room_in_the_cache_bring_one_warning(folder, s3, cap
         assert caplog.text.count(f"{given['cache']} has no room for s3://bucket/im/") == told
 
 
-def test_an_error_of_a_store_names_the_row_of_the_table(folder, server, s3):
-    source = lad.ManifestSource(str(folder / "t.csv"), FIELDS, root="s3://bucket", storage_options=s3)
-    server.fault = 403
-    with (
-        contextlib.closing(source),
-        pytest.raises(lad.StoreError, match=r"row 5 of .*t\.csv: s3://.*im/5\.png") as caught,
-    ):
-        source.read_into(np.array([5]), source.spec.empty(1))
-    assert (caught.value.sample_id, caught.value.file) == (5, "s3://bucket/im/5.png")
-
-
-def test_an_error_of_a_store_names_the_row_of_the_table_and_that_of_the_hdf5_file(folder, server, s3):
-    source = lad.ManifestSource(str(folder / "h.csv"), HDF5, root="s3://bucket", storage_options=s3)
+@pytest.mark.parametrize(
+    ("table", "fields", "said", "file"),
+    [
+        ("t.csv", FIELDS, r"row 5 of .*t\.csv: s3://.*im/5\.png", "s3://bucket/im/5.png"),
+        ("h.csv", HDF5, r"row 5 of .*h\.csv: .*/data, row 6, by", "s3://bucket/x.h5"),
+    ],
+)
+def test_an_error_of_a_store_names_the_rows_of_table_and_file(*, folder, server, s3, table, fields, said, file):
+    source = lad.ManifestSource(str(folder / table), fields, root="s3://bucket", storage_options=s3)
     source.close()
     server.fault = 403
-    with (
-        contextlib.closing(source),
-        pytest.raises(lad.StoreError, match=r"row 5 of .*h\.csv: .*/data, row 6, by") as caught,
-    ):
+    with contextlib.closing(source), pytest.raises(lad.StoreError, match=said) as caught:
         source.read_into(np.array([5]), source.spec.empty(1))
-    assert (caught.value.sample_id, caught.value.span is None) == (5, False)
+    assert (caught.value.sample_id, caught.value.file) == (5, file)
+    assert (caught.value.span is None) == (table == "t.csv")

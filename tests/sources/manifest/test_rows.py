@@ -15,14 +15,7 @@ from support.sources.manifests import of_paths
 from support.sources.oracle import read
 
 from lit_async_data import AsyncLoader, ConcatSource, LoaderOptions, ManifestSource, SubsetSource, split
-from lit_async_data.errors import (
-    ConfigError,
-    CorruptError,
-    FormatError,
-    ManifestError,
-    MissingError,
-    SourceError,
-)
+from lit_async_data.errors import ConfigError, CorruptError, FormatError, ManifestError, MissingError, SourceError
 
 
 @pytest.mark.parametrize("id", ["number", "label", None])
@@ -67,9 +60,8 @@ def test_ids_become_paths_by_their_suffix(ids, folder):
     assert source.grouped_by_path(os.path.basename)[1] == ["7.npy"]
     (folder / "bad.csv").write_text(f"source,file,dataset,row,id,path,cause\n,the table given,/,0,,{folder}/7.npy,\n")
     assert len(ManifestSource(table, {"x": column}, root=folder, exclude=folder / "bad.csv")) == 1
-    ended = ManifestSource(
-        pa.table({"id": ["5.PNG"]}), {"x": {"name": "id", "suffix": ".png"}}, image_size=8, check_files="none"
-    )
+    column_of_png = {"x": {"name": "id", "suffix": ".png"}}
+    ended = ManifestSource(pa.table({"id": ["5.PNG"]}), column_of_png, image_size=8, check_files="none")
     assert os.path.basename(ended.locate([0])[0].path) == "5.PNG"
     hint = r"/7: no such file; .* '\S+/7\.png' exists; set suffix: \.png|column 'id' holds int64.*; set suffix"
     with pytest.raises((MissingError, ConfigError), match=hint):
@@ -94,13 +86,7 @@ def test_a_path_that_leads_to_nothing_at_all_has_no_hint(folder):
         assert "exists" not in str(caught.value)
 
 
-COUNT = 8
-
-
-BAD = 5
-
-
-NAME = "q-005"
+COUNT, BAD, NAME = 8, 5, "q-005"
 
 
 def image(number, size=(6, 4)):
@@ -137,8 +123,6 @@ WRONG = {
     **dict.fromkeys(("bomb.png", "pipe.png"), SourceError),
     "../secret.png": ManifestError,
 }
-
-
 SHAPES = {
     "tall.png": "7×4 pixels (height × width), but 6×4 are expected; give image_size",
     "long.npy": "float32 of shape (4,), but float32 of shape (3,)",

@@ -1,6 +1,7 @@
 """Filters keep the rows that Python would keep."""
 
 import json
+from operator import eq, ge, gt, le, lt, ne
 
 import pyarrow as pa
 import pytest
@@ -10,18 +11,8 @@ from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.sources.table.table import Table
 
 CELLS = [("a", 1), ("b", 2), (None, 3), ("a", None), ("c", 5), ("7", -6)]
-
-
-OPERATIONS = {
-    "==": lambda left, right: left == right,
-    "!=": lambda left, right: left != right,
-    "<": lambda left, right: left < right,
-    "<=": lambda left, right: left <= right,
-    ">": lambda left, right: left > right,
-    ">=": lambda left, right: left >= right,
-    "in": lambda left, right: left in right,
-    "not in": lambda left, right: left not in right,
-}
+OPERATIONS = {"==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge, "in": lambda left, right: left in right}
+OPERATIONS["not in"] = lambda left, right: left not in right
 
 
 @pytest.mark.parametrize("operator", OPERATIONS)
@@ -92,9 +83,9 @@ def test_filters_that_are_none(filters, message):
 
 
 def test_a_filter_on_a_missing_column_or_on_text_that_is_no_number(file):
-    path = file("m.csv", "a,q\nx,1\ny,?\n")
-    with pytest.raises(ManifestError, match="no column 'p'"):
-        Table.of(path, ["a"], filters=[["p", ">", 1]])
-    with pytest.raises(ManifestError, match=r"row 1, column 'q': '\?' is not a number"):
-        Table.of(path, ["a"], filters=[["q", ">", 1]])
+    path = file("m.csv", "a,quality\nx,1\ny,?\n")
+    with pytest.raises(ManifestError, match="no column 'qualty'; did you mean 'quality'\\?"):
+        Table.of(path, ["a"], filters=[["qualty", ">", 1]])
+    with pytest.raises(ManifestError, match=r"row 1, column 'quality': '\?' is not a number"):
+        Table.of(path, ["a"], filters=[["quality", ">", 1]])
     assert everything(held({"b": [True, False]}, filters=[["b", "==", True]]), "b") == [True]

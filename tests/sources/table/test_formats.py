@@ -18,7 +18,7 @@ from support.sources.tables import NAMES, assert_labelled, everything, held, lab
 from lit_async_data import ManifestSource
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.sources.table import formats
-from lit_async_data.sources.table.formats import RowOrigin, TextFormat, printable_path, quoted
+from lit_async_data.sources.table.formats import TextFormat, printable_path, quoted
 from lit_async_data.sources.table.table import Table
 
 
@@ -216,8 +216,6 @@ def test_lists_of_categories_in_several_groups_of_rows(tmp_path):
 
 
 ORDER = ["low", "mid", "high", "never"]
-
-
 VALUES = ["mid", "low", "high", "mid"]
 
 
@@ -281,11 +279,6 @@ def test_categories_in_several_orders_need_classes():
     assert source.column("y").tolist() == [1, 0, 0, 1]
 
 
-def test_near_names_are_suggested(file):
-    with pytest.raises(ManifestError, match="no column 'spcies'; did you mean 'species'\\?"):
-        Table.of(file("m.csv", "species,path\n1,2\n"), ["spcies"])
-
-
 def test_values_in_messages_stay_on_one_line(file):
     evil = "x\n\x1b[31mERROR\u202e" + "y" * 300
     table = held({"y": [evil, "ok"]})
@@ -301,10 +294,3 @@ def test_values_in_messages_stay_on_one_line(file):
         Table.of(path, ["b"])
     assert "\n" not in str(caught.value)
     assert printable_path("a b.csv") == "a b.csv"
-
-
-def test_an_origin_of_several_files_names_them():
-    origin = RowOrigin(["a.csv", "b.csv", "c.csv"], np.array([0, 2, 2, 5]))
-    assert [origin.place(row) for row in (1, 2, 4)] == [("a.csv", 1), ("c.csv", 0), ("c.csv", 2)]
-    assert origin.name == "a.csv and 2 more"
-    assert origin.where(3) == "row 1 of c.csv"

@@ -48,11 +48,7 @@ def test_types_of_later_lines_and_keys_that_come_late(file):
         (b'{"a": "x"}\n{"a": "\\ud800"}\n', 1, "row 1, column 'a': half of a surrogate pair"),
         (b'{"a": ["x"]}\n{"a": ["x", "\\udfff"]}\n', 1, "row 1, column 'a': half of a surrogate pair"),
         (b'{"a": 1}\n{"a": 18446744073709551615}\n', None, "column 'a': .*; write large whole numbers as text"),
-        (
-            b'{"a": 9007199254740993}\n{"a": 0.5}\n',
-            None,
-            "column 'a': .* 9007199254740993 .*; write large whole numbers",
-        ),
+        (b'{"a": 9007199254740993}\n{"a": 0.5}\n', None, "column 'a': .* 9007199254740993 .*; write large whole"),
         (b'{"a": [0.5]}\n{"a": [9007199254740993]}\n', None, "column 'a': .* 9007199254740993 .*; write large"),
     ],
 )

@@ -29,14 +29,8 @@ def test_whole_numbers_with_nulls_never_go_through_floats():
     assert table.labels("y", null="ignore").values.tolist() == [2**53 + 1, -100, 2**63 - 1]
     dropped = table.labels("y", null="drop")
     assert (dropped.values[[0, 2]].tolist(), dropped.dropped.tolist()) == ([2**53 + 1, 2**63 - 1], [1])
-    small = held({"y": pa.array([200, None], pa.uint8())}).labels("y", null="ignore")
-    assert small.values.tolist() == [200, -100]
-
-
-def test_a_number_beyond_int64_is_an_error():
+    assert held({"y": pa.array([200, None], pa.uint8())}).labels("y", null="ignore").values.tolist() == [200, -100]
     assert held({"y": pa.array([2**63 - 1], pa.uint64())}).labels("y").values.tolist() == [2**63 - 1]
-    with pytest.raises(ManifestError, match=f"row 2, column 'y': {2**63} does not fit into int64"):
-        held({"y": pa.array([1, None, 2**63], pa.uint64())}).labels("y", null="ignore")
 
 
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
@@ -107,6 +101,7 @@ def test_vectors_of_whole_numbers_and_bools():
         ([[], []], "row 0, column 'y': an empty list"),
         (pa.array([None, None], pa.list_(pa.int8())), "no row has a value"),
         (pa.nulls(2), "no row has a value"),
+        (pa.array([1, None, 2**63], pa.uint64()), f"row 2, column 'y': {2**63} does not fit into int64"),
         (pa.array([[1], None, [2**63]], pa.list_(pa.uint64())), f"row 2, column 'y': {2**63} does not fit"),
         ([[[1, 2]], [[3, 4], [5, 6]]], r"holds large_list<.*, lists in lists.* boxes\.reshape\(len\(boxes\), -1, 4\)"),
         ([dt.date(2020, 1, 1)], r"column 'y': holds date32.*: source\.column\('y'\) gives its values"),
@@ -158,11 +153,6 @@ def test_several_columns_side_by_side():
     large = held({"a": [1, -(2**53)], "f": [0.5, 1]})
     with pytest.raises(ManifestError, match="row 1, column 'a': -9007199254740992 would be rounded"):
         large.labels(["f", "a"])
-
-
-def test_whole_numbers_are_sorted_as_numbers():
-    assert held({"y": ["10", "2", "-1"]}).labels("y").classes == ("-1", "2", "10")
-    assert held({"y": ["10", "2", "x"]}).labels("y").classes == ("10", "2", "x")
 
 
 def test_zero_is_for_several_classes_only():
@@ -245,8 +235,6 @@ CLASSES = [
     ["10:1", "cat.png", "dog"],
     ["S. aureus", "v1.0"],
 ]
-
-
 IN_ALL_TABLES = [DISGUISED[1], DISGUISED[-3], CLASSES[0], CLASSES[-1]]
 
 
@@ -368,9 +356,8 @@ def test_a_word_for_no_value_gets_a_note(caplog):
 def test_lists_that_a_cell_shows_are_refused_as_text_too(tmp_path):
     (tmp_path / "t.csv").write_text("""a,b\n"['x.png', 'y.png']",1.0\n"['z.png']",2.0\n""")
     for kind in (None, "text"):
-        with pytest.raises(
-            ManifestError, match=r"look.* like .*Parquet and JSON Lines keep lists, and with separator="
-        ):
+        said = r"look.* like .*Parquet and JSON Lines keep lists, and with separator="
+        with pytest.raises(ManifestError, match=said):
             ManifestSource(tmp_path / "t.csv", {"x": {"name": "a", "kind": kind}})
     with pytest.raises(ManifestError, match=r"t\.csv: is not utf-16, as encoding says"):
         ManifestSource(tmp_path / "t.csv", {"x": "b"}, encoding="utf-16")
@@ -476,10 +463,7 @@ def test_whole_numbers_are_classes_if_the_user_says_so(kind):
         assert (given.spec["y"].classes, given.column("y").tolist()) == (("30", "20", "10"), [2, 0, -100, 1, 2])
     val = ManifestSource(pa.table({"y": pa.array([30, 10], kind)}), {"y": {"name": "y", "kind": "class"}})
     assert val.with_classes({"y": ("10", "20", "30")}).column("y").tolist() == [2, 0]
-    wrong = {
-        "y": ([10, 20], None, "'30' is not one of"),
-        "f": (None, "class", "double, neither text nor whole numbers"),
-    }
+    wrong = {"y": ([10, 20], None, "'30' is not one of"), "f": (None, "class", "double, neither text nor whole")}
     for name, (classes, chosen, said) in wrong.items():
         with pytest.raises(AsyncDataError, match=said):
             ManifestSource(table, {"y": {"name": name, "kind": chosen, "classes": classes, "null": "drop"}})

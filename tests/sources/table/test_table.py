@@ -28,9 +28,8 @@ def test_text_comes_as_asked():
 
 
 def test_ids_must_be_different():
-    table = held(
-        {"a": ["x", "y", "z", "w"], "b": [1, 2, 1, 1], "c": list("xyxx"), "n": ["x", None, "y", "z"], "f": [0.5] * 4}
-    )
+    columns = {"a": ["x", "y", "z", "w"], "b": [1, 2, 1, 1], "c": list("xyxx"), "n": ["x", None, "y", "z"]}
+    table = held(columns | {"f": [0.5] * 4})
     table.with_ids("a")
     for name, value in (("b", "1"), ("c", "'x'")):
         message = f"{value} in row 2 and row 0; give each row"
@@ -137,6 +136,8 @@ def test_a_folder_and_a_pattern_are_read_in_the_order_of_paths(parquet, tmp_path
     table = Table.of(tmp_path / "in", ["a"])
     assert everything(table, "a") == list("012345")
     assert table.origin.place(4) == (str(tmp_path / "in/b.parquet"), 1)
+    assert table.origin.where(4) == f"row 1 of {tmp_path}/in/b.parquet"
+    assert table.origin.name == f"{tmp_path}/in/a.parquet and 2 more"
     assert everything(Table.of(str(tmp_path / "in/[ab].parquet"), ["a"]), "a") == list("01234")
 
 
@@ -191,44 +192,26 @@ def test_missing_files(tmp_path, given_path, message):
         Table.of(str(tmp_path / given_path), ["a"])
 
 
-class Stream:
-    """Nothing but the protocol."""
-
-    def __init__(self, table):
-        self.table = table
-
-    def __arrow_c_stream__(self, requested_schema=None):
-        return self.table.__arrow_c_stream__(requested_schema)
-
-
-def test_whatever_streams_arrow_is_a_table():
-    chunks = pa.chunked_array([["x"], [], ["y", None]])
-    table = Table.of(Stream(pa.table({"b": [1, 2, 3], "a": chunks})), ["a"])
-    assert everything(table, "a") == ["x", "y", None]
-    with pytest.raises(ManifestError, match="the table given: has no column 'c'"):
-        Table.of(Stream(pa.table({"b": [1]})), ["c"])
-
-
 @pytest.mark.parametrize(
-    ("thing", "advice"), [(3, ""), ({"a": [1]}, ""), (None, ""), (["a.csv"], r".*a pattern, .* or .* ConcatSource\(\[")]
+    ("thing", "error", "said"),
+    [
+        *((thing, ConfigError, f"table: {type(thing).__name__} is neither") for thing in (3, {"a": [1]}, None)),
+        (["a.csv"], ConfigError, r"table: list is neither.*a pattern, .* or .* ConcatSource\(\["),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), ManifestError, "more than one column 'a'"),
+        (pd.DataFrame([[1, 2]]), ManifestError, "the table given: has no column 'a'; it has 0, 1"),
+        (pd.DataFrame({"a": [1, "x"]}, dtype=object), ManifestError, "cannot be converted to Arrow"),
+        (pd.DataFrame({"a": []}), ManifestError, "has no rows"),
+    ],
 )
-def test_what_is_no_table(thing, advice):
-    with pytest.raises(ConfigError, match=f"table: {type(thing).__name__} is neither{advice}"):
+def test_what_is_no_table(thing, error, said):
+    with pytest.raises(error, match=said):
         Table.of(thing, ["a"])
 
 
-def test_frames_that_are_no_table():
+def test_a_frame_without_rows_yet_is_no_table():
     polars = pytest.importorskip("polars")
     with pytest.raises(ConfigError, match=r"table: a LazyFrame has no rows yet; give frame.collect\(\)"):
         Table.of(polars.DataFrame({"a": [1]}).lazy(), ["a"])
-    with pytest.raises(ManifestError, match="more than one column 'a'"):
-        Table.of(pd.DataFrame([[1, 2]], columns=["a", "a"]), ["a"])
-    with pytest.raises(ManifestError, match="no column 'a'; it has 0, 1"):
-        Table.of(pd.DataFrame([[1, 2]]), ["a"])
-    with pytest.raises(ManifestError, match="cannot be converted to Arrow"):
-        Table.of(pd.DataFrame({"a": [1, "x"]}, dtype=object), ["a"])
-    with pytest.raises(ManifestError, match="has no rows"):
-        Table.of(pd.DataFrame({"a": []}), ["a"])
 
 
 def test_filters_over_several_files_keep_the_rows_of_each(parquet, tmp_path):

@@ -28,10 +28,8 @@ def predicted_of(samples):
 
 def ranks_of(path, ranks, source, *, batch_size=4, steps=10**9):
     """What each of several ranks predicts, without a Trainer, and the loader of each."""
-    loaders = [
-        AsyncLoader(source, {"batch_size": batch_size, "shuffle": False}, rank=rank, world_size=ranks)
-        for rank in range(ranks)
-    ]
+    options = {"batch_size": batch_size, "shuffle": False}
+    loaders = [AsyncLoader(source, options, rank=rank, world_size=ranks) for rank in range(ranks)]
     return [(LoaderPredictions(each, min(steps, len(each)), f"{path}/predictions"), each) for each in loaders]
 
 

@@ -11,8 +11,8 @@ from torch.utils.data import BatchSampler, SequentialSampler
 from lit_async_data import AsyncLoader, DevicePrefetcher, LoaderOptions, prefetched
 from lit_async_data.testing import ArraySource
 from support.lightning.rows import WIDTH, Numbers, Stream
-from support.lightning.runs import BATCH, PROGRAMS, VAL, Learner, Run, our_threads, program
-from support.lightning.trainer import pl
+from support.lightning.runs import BATCH, PROGRAMS, VAL, Learner, Run, program
+from support.lightning.trainer import pl, readers
 
 __all__ = ["PROGRAMS", "BrokenError", "Writer", "broken_at"]
 
@@ -138,9 +138,8 @@ class ByEpoch(SequentialSampler):
 def a_batch_sampler_of_the_user(run):
     data = Numbers()
     run.fit(run.load(dataset=data, batch_sampler=BatchSampler(ByEpoch(data), 3, drop_last=True)), max_epochs=3)
-    run.note(
-        [p.tolist() for p in run.trainer().predict(run.model, run.load(batch_sampler=BatchSampler(data, 3, False)))]
-    )
+    batches = run.trainer().predict(run.model, run.load(batch_sampler=BatchSampler(data, 3, False)))
+    run.note([batch.tolist() for batch in batches])
 
 
 @program(options=[{"drop_last": True}, {"pin_memory": True}, {"batch_size": 1}, {"batch_size": 100}, {"timeout": 30}])
@@ -303,10 +302,8 @@ def everything_twice_with_one_trainer(run):
 def validation_inside_a_training_callback(run):
     class Other(pl.Callback):
         def on_train_epoch_end(self, trainer, module):
-            inner, state = (
-                Run(run.workers, run.folder, [DevicePrefetcher()] if run.callbacks else []),
-                torch.get_rng_state(),
-            )
+            inner = Run(run.workers, run.folder, [DevicePrefetcher()] if run.callbacks else [])
+            state = torch.get_rng_state()
             inner.trainer().validate(inner.model, inner.val(3), verbose=False)
             torch.set_rng_state(state)
             run.note(inner.model.journal)
@@ -338,7 +335,7 @@ def an_error_in_a_step(run, stage):
             fit.fit(model, run.load(), run.val())
         else:
             getattr(fit, stage)(model, run.load())
-    assert our_threads() == []
+    assert readers() == []
     run.model.on_step = lambda *_: None
     run.fit(run.load(), run.val())
 
@@ -348,5 +345,5 @@ def an_error_in_a_dataset(run, kind):
     broken = run.load(dataset=Numbers(fails_at=9))
     with run.fails(KeyError):
         run.trainer().fit(run.model, *((broken, run.val()) if kind == "train" else (run.load(), broken)))
-    assert our_threads() == []
+    assert readers() == []
     run.fit(run.load(), run.val())

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import random
 import tempfile
-import threading
 import weakref
 from typing import ClassVar
 
@@ -147,13 +146,8 @@ class Run:
         model = self.model
         weights = [p.detach().double().numpy().tobytes() for p in model.parameters()]
         grads = [p.grad.double().numpy().tobytes() for p in model.parameters() if p.grad is not None]
-        return {
-            "batches": model.journal,
-            "notes": self.notes,
-            "losses": model.losses,
-            "weights": weights,
-            "gradients": grads,
-        }
+        seen = {"batches": model.journal, "notes": self.notes, "losses": model.losses}
+        return seen | {"weights": weights, "gradients": grads}
 
 
 def outcome(program, workers, *callbacks):
@@ -169,10 +163,6 @@ def outcome(program, workers, *callbacks):
 @functools.cache
 def without_callback(program, workers):
     return outcome(program, workers)
-
-
-def our_threads():
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("lit_async_data")]
 
 
 PROGRAMS = {}  # all programs, by a sentence that describes each

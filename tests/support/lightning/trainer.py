@@ -15,11 +15,8 @@ from lit_async_data.testing import ArraySource
 from support.plans import plan_of
 
 NAME = os.environ.get("LIT_ASYNC_DATA_LIGHTNING", "pytorch_lightning")
-
 pl = importlib.import_module(NAME)
-
 SAMPLES, BATCH, QUEUE = 22, 4, 3  # six batches, the last of two samples: more batches than slots
-
 WIDTH = 4200  # a batch takes more than 64 KiB, so the loader hands it out on a lease
 
 
@@ -28,9 +25,7 @@ def rows(samples=SAMPLES, width=WIDTH):
 
 
 # A DataModule has all four hooks, so Lightning also asks for stages without a source, and warns about the empty list.
-NO_STAGES = pytest.mark.filterwarnings(
-    "ignore:Total length of `(list|CombinedLoader)` across ranks is zero:UserWarning"
-)
+NO_STAGES = pytest.mark.filterwarnings("ignore:Total length of `(list|CombinedLoader)` across ranks is zero")
 
 
 class CountingSource(ArraySource):
@@ -175,13 +170,7 @@ def readers():
 
 
 STORED = plan(0, shuffle="none")
-
-CALLBACKS = {
-    "no callback": list,
-    "device_depth=2": lambda: [lad.DevicePrefetcher()],
-    "device_depth=0": lambda: [lad.DevicePrefetcher(device_depth=0)],
-}
-
+CALLBACKS = {"no callback": list, "device_depth=2": lambda: [lad.DevicePrefetcher()]}
+CALLBACKS["device_depth=0"] = lambda: [lad.DevicePrefetcher(device_depth=0)]
 at_every_depth = pytest.mark.parametrize("callbacks", CALLBACKS.values(), ids=CALLBACKS)
-
 with_and_without = pytest.mark.parametrize("callbacks", list(CALLBACKS.values())[:2], ids=list(CALLBACKS)[:2])
