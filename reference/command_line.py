@@ -69,6 +69,8 @@ def check(typed: list[str], config_dir: str) -> None:
     except OverrideParseException as error:
         key, equals, value = error.override.partition("=")
         meant = f"""for text with such signs, quote it: '{key}="{value}"'""" if equals else "write KEY=VALUE"
+        if value.startswith(("{", "[")):  # the shell has split it at blanks
+            meant = f"quote the whole argument for the shell: '{key}={value} …'"
         raise ConfigError(f"cannot be read; {meant}", error.override) from error
     groups = {each.key_or_group: _choices(config_dir, each.key_or_group) for each in overrides}
     chosen = {}

@@ -50,6 +50,7 @@ WRONG = {
     # What Hydra cannot read.
     "data.train.path=x(v2).h5": "quote it: 'data.train.path=\"x(v2).h5\"'",
     "x.h5": "x.h5: cannot be read; write KEY=VALUE",
+    "data.train.fields={x:": "quote the whole argument for the shell: 'data.train.fields={x: …'",
 }
 RIGHT = [
     "data=hdf5 data.train.path=x.h5 data.train.layout=NHWC loader.workers=2",

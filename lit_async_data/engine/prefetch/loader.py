@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, SequentialSampler
 
 from lit_async_data.engine import resources
 from lit_async_data.engine.device import streams
@@ -524,8 +524,11 @@ def prefetched(
     if isinstance(given, Source):
         ways = "write AsyncLoader(source, LoaderOptions(batch_size=64)), which reads batches of its samples ahead"
         raise ConfigError(f"prefetched(loader): {loader!r} is a source, not a loader; {ways}")
-    if not hasattr(type(loader), "__iter__") and not hasattr(type(loader), "__getitem__"):
-        raise ConfigError(f"prefetched(loader): {loader!r} cannot be iterated over; give it a DataLoader, for instance")
+    if not hasattr(type(loader), "__iter__") and (
+        isinstance(given, Dataset) or not hasattr(type(loader), "__getitem__")
+    ):
+        what = "gives samples, not batches" if isinstance(given, Dataset) else "cannot be iterated over"
+        raise ConfigError(f"prefetched(loader): {loader!r} {what}; give it a DataLoader, for instance")
     check_callable("device_transform", device_transform)
     stateful = all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict"))
     made = StatefulPrefetchedLoader if stateful else PrefetchedLoader

@@ -52,7 +52,8 @@ def class_folders(root: str, *, links: bool = False) -> FolderTable:
         _check_no_links([entry.path for entry in folders])
     classes = sorted(_utf8_path(entry.name) for entry in folders)
     if not classes:
-        raise ConfigError(f"{root} has no folders; it needs one for each class", "from_folder")
+        ways = "without classes, list the images: ManifestSource({'path': [...]}, {'x': 'path'})"
+        raise ConfigError(f"{root} has no folders; it needs one for each class; {ways}", "from_folder")
     _check_no_stages(root, classes)
     library = arrow()
     chunks, others = [], Counter[str]()
@@ -160,8 +161,8 @@ class ManifestSource(Source):
 
     Args:
         table: A CSV, TSV, Parquet or JSON lines file (CSV, TSV and JSON lines also with ``.gz``), a pattern for several
-            files, or a folder of Parquet files; a DataFrame of pandas or polars, a ``pyarrow.Table``, or any object
-            with ``__arrow_c_stream__``. Only the columns in use are read, and bytes of files by row group.
+            files, or a folder of Parquet files; a DataFrame of pandas or polars, a dict of columns, a ``pyarrow.Table``
+            or another object with ``__arrow_c_stream__``. Only columns in use are read, bytes of files by row group.
         fields: The fields of a batch. A mapping from batch key to column gives dicts; a sequence of columns gives
             tuples, with the column names as keys. A column is a name; a list of names of numeric columns, which become
             one vector; or a mapping of the options of `Column`: ``{"name": "tags", "separator": ";"}``. The kind of a

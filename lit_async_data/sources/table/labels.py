@@ -165,7 +165,9 @@ def _trimmed(array: Any) -> Any:
 
 
 def digits_of(array: Any) -> Any:
-    """Whole numbers, also those stored as floats, as text; other arrays unchanged."""
+    """Whole numbers, also those stored as floats, and times as text; other arrays unchanged."""
+    if arrow("types").is_temporal(array.type):
+        return array.cast(arrow().string())
     whole = _cast(array, arrow().int64()) if arrow("types").is_floating(array.type) else array
     return whole.cast(arrow().string()) if whole and arrow("types").is_integer(whole.type) else array
 
@@ -436,7 +438,7 @@ def _numbers(array: Any, origin: RowOrigin, name: str, fail: Fail) -> _Column:
     else:
         ways = "give numbers, text or lists of them"
         if types.is_temporal(kind):
-            ways = f"leave it out of fields: source.column({name!r}) gives its values"
+            ways = f"set kind: class, or leave it out of fields: source.column({name!r}) gives its values"
         raise origin.error(f"holds {kind}, which cannot be a label; {ways}", column=name)
     return _Column(np.require(values, requirements=["C", "W"]), missing)
 
@@ -449,8 +451,11 @@ def _classes_of_text(array: Any, vocabulary: tuple[str, ...] | None, fail: Fail,
         what = "distinct texts, which seem to be ids or paths; set kind: text, or kind: image, npy or hdf5 for paths"
         raise ConfigError(f"{len(encoded.dictionary)} {what} of files to read", "classes")
     entries, trimmed = encoded.dictionary.to_pylist(), str if ids else trim
+    blank = [not entry.strip() and entry not in (vocabulary or ()) for entry in entries]
+    missing = missing | np.array([*blank, False])[codes]
     present = {trimmed(entries[code]) for code in np.flatnonzero(np.bincount(codes[~missing])).tolist()}
-    own = tuple(dict.fromkeys(map(trimmed, entries))) if formats.is_ordered(encoded.type) else in_order(present)
+    named = [trimmed(entry) for entry, has_no in zip(entries, blank, strict=True) if not has_no]
+    own = tuple(dict.fromkeys(named)) if formats.is_ordered(encoded.type) else in_order(present)
     classes = own if vocabulary is None else vocabulary
     numbers = {entry: number for number, entry in enumerate(classes)}
     table = np.array([numbers.get(entry, numbers.get(trimmed(entry), -1)) for entry in [*entries, ""]], np.int64)

@@ -34,6 +34,7 @@ _OTHER_FORMATS |= dict.fromkeys((".xls", ".xlsm", ".ods"), _OTHER_FORMATS[".xlsx
 _OTHER_FORMATS |= dict.fromkeys((".bz2", ".xz", ".zst", ".7z", ".tar", ".tgz"), _OTHER_FORMATS[".zip"])
 _OTHER_FORMATS |= dict.fromkeys((".arrow", ".ipc"), _OTHER_FORMATS[".feather"])
 _OTHER_FORMATS |= dict.fromkeys((".tab", ".dat", ".psv"), _OTHER_FORMATS[".txt"])
+_NO_TABLE = "HDF5 files are read by HDF5Source, and images are a column of paths, as {{'path': [...]}}"
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".csv.gz", ".tsv.gz", ".jsonl.gz", ".ndjson.gz")
 _COMPARE = {"==": "equal", "!=": "not_equal", "<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equal"}
 _OPERATORS = (*_COMPARE, "in", "not in")
@@ -92,6 +93,8 @@ def _met(given: Filter, array: Any, origin: RowOrigin) -> npt.NDArray[np.bool_]:
         raise unfit
     compare = getattr(compute, _COMPARE.get(given.operator, "equal"))
     try:
+        if arrow("types").is_temporal(array.type):  # YAML has text for dates
+            values = [library.scalar(each).cast(array.type) if isinstance(each, str) else each for each in values]
         mask = functools.reduce(compute.or_kleene, (compare(array, value) for value in values))
     except (library.ArrowException, TypeError, OverflowError) as error:
         raise unfit from error
@@ -198,7 +201,7 @@ def _format_of(path: str) -> tuple[str, str | None]:
     """The suffix, and the usual delimiter; None if the file has no text cells."""
     suffix = next((each for each in _SUFFIXES if path.lower().endswith(each)), None)
     if suffix is None:
-        hint = _OTHER_FORMATS.get(os.path.splitext(path.lower())[1], "HDF5 files are read by HDF5Source")
+        hint = _OTHER_FORMATS.get(os.path.splitext(path.lower())[1], _NO_TABLE)
         message = f"{formats.printable_path(path)} does not end in one of {', '.join(_SUFFIXES)}"
         raise ConfigError(f"{message}; {hint.format(path=path)}", "table", file=formats.named(path))
     return suffix, _DELIMITERS.get(suffix.removesuffix(".gz"))
@@ -272,6 +275,7 @@ def _from_memory(given: Any, names: Sequence[str], origin: RowOrigin) -> Any:
     if module == "polars" and hasattr(given, "collect"):
         raise ConfigError("a LazyFrame has no rows yet; give frame.collect()", "table")
     try:
+        given = library.table(dict(given)) if isinstance(given, Mapping) else given
         if module == "pandas" and hasattr(given, "columns"):
             return _from_pandas(given, names, origin)
         if hasattr(given, "__arrow_c_stream__"):
@@ -289,8 +293,9 @@ def _from_memory(given: Any, names: Sequence[str], origin: RowOrigin) -> Any:
         raise origin.error(what) from error
     advice = "convert it by pyarrow.table"
     if isinstance(given, list | tuple):
-        advice = "give a pattern, such as 'part-*.csv', or concatenate a source for each file: ConcatSource([...])"
-    what = "is neither a path, a DataFrame of pandas or polars, a pyarrow.Table, nor anything with __arrow_c_stream__"
+        advice = "give a pattern, such as 'part-*.csv', or concatenate a source for each file: ConcatSource([...]); "
+        advice += "images are a column: {'path': [...]}"
+    what = "is neither a path, a dict of columns, a DataFrame, a pyarrow.Table, nor anything with __arrow_c_stream__"
     raise ConfigError(f"{type(given).__name__} {what}; {advice}", "table")
 
 
@@ -454,10 +459,16 @@ class Table:
         return Table(columns, origin._replace(kept=kept, ids=ids))
 
     def missing(self, name: str, separator: str | None = None) -> Indices:
+        """The rows without a value; text of blanks is none."""
         array = self.array(name)
         if separator is not None and self.is_text(name):
             array = labels.parsed_text(array, name, self.origin, separator, kind=None)
-        return np.flatnonzero(formats.booleans_of(array.is_null()))
+        missing = formats.booleans_of(array.is_null())
+        if self.is_text(name) and not formats.is_list(array.type):
+            texts = array.dictionary_decode() if formats.is_categorical(array.type) else array
+            trimmed = arrow("compute").utf8_trim_whitespace(texts)
+            missing = missing | formats.booleans_of(arrow("compute").equal(trimmed, ""))
+        return np.flatnonzero(missing)
 
     def is_text(self, name: str) -> bool:
         kind = self.array(name).type
@@ -466,10 +477,9 @@ class Table:
     def with_ids(self, name: str) -> Table:
         """With a column as the ids of the rows, which must be unique."""
         array = self._text_column(name)
-        if array.null_count:
-            row = formats.first_true_row(array.is_null())
-            what = f"no id, as in {array.null_count} rows in all; give each row one"
-            raise self.origin.error(what, row=row, column=name)
+        if len(missing := self.missing(name)):
+            what = f"no id, as in {len(missing)} rows in all; give each row one"
+            raise self.origin.error(what, row=int(missing[0]), column=name)
         texts = array.dictionary_decode() if formats.is_categorical(array.type) else array
         values, counts = arrow("compute").value_counts(texts).flatten()
         repeated = np.flatnonzero(formats.values_of(counts) > 1)

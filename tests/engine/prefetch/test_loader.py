@@ -12,7 +12,7 @@ from pytorch_lightning.utilities import CombinedLoader
 from support.failures import raising
 from support.threads.noted_loaders import Loader, Stream, listed, numbers, read_ahead, reader, shut_down, steps
 from support.threads.waits import LONG, until
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import prefetched
@@ -214,6 +214,7 @@ def test_attributes_are_those_of_the_loader():
     [
         ({"loader": 7}, "7 cannot be iterated over"),
         ({"loader": None}, "None cannot be iterated over"),
+        ({"loader": TensorDataset(torch.zeros(2))}, "TensorDataset.* gives samples, not batches; give it a DataLoader"),
         ({"loader": AsyncLoader(ArraySource({"x": np.arange(3)}), {"batch_size": 1})}, "AsyncLoader prefetches by"),
         ({"loader": prefetched([1])}, "PrefetchedLoader prefetches by itself"),
         *(({"loader": [1], "device_depth": wrong}, f"device_depth: {wrong!r}") for wrong in (-1, 1.5, "2", True)),

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from support.sources.tables import everything, held
 
+from lit_async_data import ManifestSource
 from lit_async_data.errors import ConfigError, ManifestError
 from lit_async_data.sources.table.table import Table
 
@@ -89,3 +90,17 @@ def test_a_filter_on_a_missing_column_or_on_text_that_is_no_number(file):
     with pytest.raises(ManifestError, match=r"row 1, column 'quality': '\?' is not a number"):
         Table.of(path, ["a"], filters=[["quality", ">", 1]])
     assert everything(held({"b": [True, False]}, filters=[["b", "==", True]]), "b") == [True]
+
+
+@pytest.mark.parametrize("kind", [pa.date32(), pa.date64(), pa.timestamp("us"), pa.timestamp("s")])
+def test_dates_are_compared_with_text_and_are_classes_if_asked(kind):
+    days = pa.array(["2024-01-01", "2024-03-01", "2024-05-01"]).cast(pa.timestamp("s")).cast(kind)
+    table = pa.table({"n": [0, 1, 2], "day": days})
+    for operator, value, kept in ((">=", "2024-03-01", [1, 2]), ("in", ["2024-01-01", "2023-01-01"], [0])):
+        assert ManifestSource(table, {"n": "n"}, filters=[["day", operator, value]]).column("n").tolist() == kept
+    with pytest.raises(ConfigError, match="which cannot be compared by >= 'March'; give a value of that type"):
+        ManifestSource(table, {"n": "n"}, filters=[["day", ">=", "March"]])
+    with pytest.raises(ManifestError, match="cannot be a label; set kind: class, or leave it out of fields"):
+        ManifestSource(table, {"d": "day"})
+    classes = ManifestSource(table, {"d": {"name": "day", "kind": "class"}}).spec["d"].classes
+    assert [each[:10] for each in classes] == ["2024-01-01", "2024-03-01", "2024-05-01"]

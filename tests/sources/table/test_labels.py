@@ -315,10 +315,10 @@ def test_text_of_other_kinds(texts, what):
 
 def test_blanks_around_a_name_make_no_other_class(caplog):
     note_names.cache_clear()
-    cells = ["cat", "cat ", " cat", "dog", "a b", " "]
+    cells = ["cat", "cat ", " cat", "dog", "a b"]
     source = ManifestSource(pa.table({"y": cells}), {"y": "y"})
-    assert source.spec["y"].classes == (" ", "a b", "cat", "dog")
-    assert source.column("y").tolist() == [2, 2, 2, 3, 1, 0]
+    assert source.spec["y"].classes == ("a b", "cat", "dog")
+    assert source.column("y").tolist() == [1, 1, 1, 2, 0]
     message = "the table given: column 'y': 'cat ', ' cat' differ from other names only by blanks or Unicode form, and "
     message += "count as these"
     assert [record.getMessage() for record in caplog.records] == [message]
@@ -328,6 +328,38 @@ def test_blanks_around_a_name_make_no_other_class(caplog):
     assert ids.spec["y"].texts == tuple(sorted(cells))
     lists = ManifestSource(pa.table({"y": [["cat ", "dog"], ["cat"], ["cat", " cat"]]}), {"y": "y"})
     assert read(lists, [0, 1, 2])["y"].tolist() == [[1, 1], [1, 0], [1, 0]]
+
+
+BLANK = {
+    "text": ["a", "", "  ", "b"],
+    "categories": pa.array(["a", "", "  ", "b"]).dictionary_encode(),
+    "lists": [["a"], ["a", ""], ["  "], ["b"]],
+}
+
+
+@pytest.mark.parametrize("kind", [None, "text"])
+@pytest.mark.parametrize("cells", BLANK)
+def test_text_of_blanks_is_a_missing_value(tmp_path, cells, kind):
+    table = pa.table({"y": BLANK[cells], "n": [0, 1, 2, 3]})
+    with pytest.raises(ManifestError, match=r"column 'y': no value in row 1, row 2; give one, or set null"):
+        ManifestSource(table, {"y": {"name": "y", "kind": kind}})
+    source = ManifestSource(table, {"y": {"name": "y", "kind": kind, "null": "drop"}, "n": "n"})
+    assert source.column("n").tolist() == [0, 3]
+    assert (source.spec["y"].classes or source.spec["y"].texts) == ("a", "b")
+
+
+def test_a_blank_is_a_class_or_an_id_only_if_it_is_listed(tmp_path):
+    listed = ManifestSource(pa.table({"y": BLANK["text"][:2]}), {"y": {"name": "y", "classes": ["", "a"]}})
+    assert listed.column("y").tolist() == [1, 0]
+    ordered = pa.DictionaryArray.from_arrays([0, 1, 2, 2], pa.array(["b", " ", "a"]), ordered=True)
+    ranked = ManifestSource(pa.table({"y": ordered}), {"y": {"name": "y", "null": "ignore"}})
+    assert (ranked.spec["y"].classes, ranked.column("y").tolist()) == (("b", "a"), [0, -100, 1, 1])
+    (tmp_path / "t.csv").write_text("n,y\n0,a\n1,  \n2,\n3,b\n")
+    assert ManifestSource(
+        tmp_path / "t.csv", {"y": {"name": "y", "null": "drop"}, "n": {"name": "n", "kind": "number"}}
+    ).column("n").tolist() == [0, 3]
+    with pytest.raises(ManifestError, match="no id, as in 2 rows in all; give each row one"):
+        ManifestSource(pa.table({"y": BLANK["text"]}), {"y": "y"}, id="y")
 
 
 def test_one_name_in_two_unicode_forms_or_with_a_byte_order_mark_is_one_class():

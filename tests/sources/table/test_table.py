@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from support.sources.tables import NAMES, everything, held, read_back, tables
 
 from lit_async_data import ManifestSource
@@ -91,13 +92,25 @@ def test_forms_of_text_say_nothing_of_other_tables(option, value, file, parquet)
         ("t.csv.bz2", "it is an archive; unpack it"),
         ("t.feather", r"give pyarrow\.feather\.read_table\('.*/t\.feather'\)"),
         ("t.txt", r"name it \.csv and set delimiter="),
-        ("t.pkl", r"\.ndjson\.gz; HDF5 files are read by HDF5Source$"),
+        ("t.pkl", r"\.ndjson\.gz; HDF5 files are read by HDF5Source, and images are a column of paths"),
     ],
 )
 def test_files_of_other_kinds_say_what_reads_them(name, message, file):
     path = file(name, b"anything")
     with pytest.raises(ConfigError, match=rf"^table: {re.escape(path)} does not end in one of \.csv, .*{message}"):
         Table.of(path, ["a"])
+
+
+def test_a_dict_of_columns_is_a_table(tmp_path):
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "a.png")
+    with pytest.raises(ConfigError, match=r"without classes, list the images: ManifestSource\(\{'path': \[...\]\}"):
+        ManifestSource.from_folder(tmp_path, image_size=8)
+    with pytest.raises(ConfigError, match=r"images are a column: \{'path': \[...\]\}"):
+        ManifestSource([str(tmp_path / "a.png")], {"x": "path"}, image_size=8)
+    source = ManifestSource({"path": ["a.png"]}, {"x": "path"}, root=tmp_path, image_size=8)
+    assert source[0]["x"][:, 0, 0].tolist() == [255, 0, 0]
+    with pytest.raises(ManifestError, match="cannot be converted to Arrow: 'Column 1 named b expected length 1"):
+        Table.of({"a": [1], "b": [1, 2]}, ["a"])
 
 
 def test_path_objects_are_paths():
@@ -195,7 +208,7 @@ def test_missing_files(tmp_path, given_path, message):
 @pytest.mark.parametrize(
     ("thing", "error", "said"),
     [
-        *((thing, ConfigError, f"table: {type(thing).__name__} is neither") for thing in (3, {"a": [1]}, None)),
+        *((thing, ConfigError, f"table: {type(thing).__name__} is neither") for thing in (3, None)),
         (["a.csv"], ConfigError, r"table: list is neither.*a pattern, .* or .* ConcatSource\(\["),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), ManifestError, "more than one column 'a'"),
         (pd.DataFrame([[1, 2]]), ManifestError, "the table given: has no column 'a'; it has 0, 1"),

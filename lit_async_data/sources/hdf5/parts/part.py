@@ -22,7 +22,7 @@ from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.hdf5.index.index import IndexCache
 from lit_async_data.sources.hdf5.parts import stored_field
 from lit_async_data.sources.hdf5.parts.stored_field import Fields, StoredField
-from lit_async_data.sources.hdf5.schema.categories import Coded, as_texts, find_coded
+from lit_async_data.sources.hdf5.schema.categories import Coded, as_texts, find_coded, names_of
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges, one_of_each, times_of
 from lit_async_data.sources.hdf5.schema.field import Field, chosen_groups
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset, in_group, member_of, members
@@ -370,7 +370,8 @@ def inspect_part(group: OpenGroup, request: PartRequest) -> StoredPart:
         if field.attr:
             name, _, value = _attribute(group, field)
             stored = stored_field.in_memory(group.path, f"{name.strip('/')}@{field.attr}", value[None], rows=rows)
-            fields[key] = stored_field.kept_field(stored, field, f"fields.{key}")
+            names = names_of(group, field, name, f"fields.{key}") if field.names else None
+            fields[key] = stored_field.kept_field(stored, field, f"fields.{key}", names=names)
     lost = {key: of.sequences.lost for key, of in (fields | of_anchors).items() if of.sequences}
     outside = b"refers to a place outside of the file; restore the file"
     lacking = {key: Lacking(own, np.array([outside] * len(own))) for key, own in lost.items() if len(own)}

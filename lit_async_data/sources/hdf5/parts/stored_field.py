@@ -154,6 +154,10 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None, 
 
 def _inspect_numbers(group: OpenGroup, field: Field, layout: str | None, where: str) -> StoredField:
     coded = categories.find_coded(group, group.name(field.dataset))
+    if field.names and coded.names:
+        raise ConfigError(f"{group.path}:{coded.name} has names of its own; leave it out", f"{where}.names")
+    if field.names:
+        coded = dataclasses.replace(coded, names=categories.names_of(group, field, group.split(coded.name)[0], where))
     looked_up = _looked_up(group, coded.name, field, layout, where)
     for option in changed(field, VARIABLE):
         raise ConfigError(f"{looked_up} holds no samples of variable length; leave it out", f"{where}.{option}")
@@ -242,11 +246,11 @@ def numbered_spec(
 ) -> tuple[Numbering | None, FieldSpec]:
     """The numbering of whole numbers, None for other values; and the field in a batch."""
     if row.dtype.kind not in "iub":
-        if field.classes is None:
+        if field.classes is None and field.names is None:
             return None, delivered_spec(field, row, where)
         if field.dtype is None or np.dtype(field.dtype).kind not in "iu":
             what = f"{stored} holds {row.dtype}, not classes; if these are whole numbers, give dtype='int64' too"
-            raise ConfigError(what, f"{where}.classes")
+            raise ConfigError(what, f"{where}.{'names' if field.names else 'classes'}")
         row = dataclasses.replace(row, dtype=np.dtype(np.int64))
     numbering, ignored, whole = Numbering.of(coded, field.classes, row.dtype), field.null == "ignore", row.dtype != bool
     if ignored and not whole and field.dtype in (None, bool):
@@ -349,14 +353,16 @@ def in_memory(path: str, name: str, values: Array, *, rows: int = 0, names: Any 
     return StoredDataset(path, name, shape, native, 0, row, kept=values, names=names)
 
 
-def kept_field(stored: StoredDataset, field: Field, where: str, lacking: Any = ()) -> StoredField:
+def kept_field(
+    stored: StoredDataset, field: Field, where: str, lacking: Any = (), names: Mapping[int, str] | None = None
+) -> StoredField:
     """A field of values that are kept in memory. Rows in ``lacking`` have none."""
     values = stored.kept
     if values.dtype.kind == "S" or field.kind:
         codes, row = categories.numbered(values, field, stored, where)
         codes[[*lacking]] = IGNORED
         return numbered_field(dataclasses.replace(stored, dtype=codes.dtype, spec=row, kept=codes), field, where)
-    coded = Coded(stored.name, categories.enumerated(values.dtype))
+    coded = Coded(stored.name, names or categories.enumerated(values.dtype))
     numbering, spec = numbered_spec(coded, field, stored.spec, stored, where)
     convert = Conversion(stored, numbering=numbering)
     kept = convert(values.astype(stored.dtype), lambda: np.arange(len(values)), spec.dtype).astype(spec.dtype)

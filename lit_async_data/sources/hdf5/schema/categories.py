@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_async_data.batch.spec import Array, FieldSpec
-from lit_async_data.errors import ConfigError, CorruptError, FormatError, SourceError, few
+from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError, few
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.hdf5.schema import inspect
@@ -79,6 +79,23 @@ def find_coded(group: OpenGroup, name: str) -> Coded:
     place = _place(group, of, member, node) if dtype.kind in "iu" else ""
     flags = dtype.kind in "iu" and not (place or member) and len(node.attrs)
     return _categories(group, name, place) if place else _flags(node, name) if flags else Coded(name)
+
+
+def names_of(group: OpenGroup, field: Field, name: str, where: str) -> dict[int, str]:
+    """The names of 0, 1, 2, … in an attribute or a dataset; ``name`` is that of the field."""
+    of, at, attribute = str(field.names).partition("@")
+    full = name if not of else of if of == "/" else group.name(of)
+    node = group.node(full or "/")
+    found = node.attrs.get(attribute) if at and node is not None else node
+    if found is None:
+        what = f"{full or '/'} has no attribute {attribute!r}" if at else f"there is no dataset {full}"
+        raise MissingError(f"{where}.names: {group.path}: {what}; give classes=[…]", file=group.path, dataset=full)
+    listed: Any = np.asarray(found[...] if isinstance(found, h5py.Dataset) else found, object)
+    texts = [each.decode(errors="replace") if isinstance(each, bytes) else each for each in listed.ravel().tolist()]
+    if listed.ndim != 1 or not texts or not all(isinstance(each, str) for each in texts):
+        what = f"{field.names!r} of {group.path}:{full} is no list of names; give classes=[…]"
+        raise FormatError(f"{where}.names: {what}", file=group.path, dataset=full)
+    return dict(enumerate(texts))
 
 
 def _place(group: OpenGroup, name: str, member: str, node: h5py.Dataset) -> str:
@@ -239,6 +256,10 @@ def numbered(
     values: npt.NDArray[Any], field: Field, stored: StoredDataset, where: str
 ) -> tuple[npt.NDArray[np.int64], FieldSpec]:
     """A number for each text, `IGNORED` for empty text that is no class; and the field with the names of numbers."""
+    if field.names:
+        raise ConfigError(
+            f"{stored} is text, or made classes by kind=, which needs no names; leave it out", f"{where}.names"
+        )
     numeric = field.kind in ("text", "class")
     values = whole_numbers(values) if numeric else values
     if values.dtype.kind not in "SO" + "iu" * numeric or field.kind == "number" or values.ndim > 1:
@@ -250,12 +271,12 @@ def numbered(
     numbers: dict[Any, int] = {}
     codes = np.array([numbers.setdefault(value, len(numbers)) for value in values.tolist()], np.int64)
     texts = as_texts(numbers, stored, lambda number: int((codes == number).argmax()))
-    names = tuple(field.classes or filter(None, texts))
+    names = tuple(field.classes or filter(str.strip, texts))
     if not field.classes and field.kind != "text" and len(names) > MOST_CLASSES:
         what = f"{stored} holds {len(names)} distinct texts, which seem to be ids; write kind='text'"
         raise ConfigError(what, f"{where}.kind")
     places = {name: number for number, name in enumerate(names)}
-    found = np.array([places.get(text, -1 if text else IGNORED) for text in texts], np.int64)[codes]
+    found = np.array([places.get(text, -1 if text.strip() else IGNORED) for text in texts], np.int64)[codes]
     unknown = np.flatnonzero(found == -1)
     if unknown.size:
         row = int(unknown[0])

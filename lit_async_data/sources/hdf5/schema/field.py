@@ -47,6 +47,8 @@ class Field(ImageOptions):
             volumes; the mask has the shape of a patch.
         classes: Names of the values 0, 1, 2, … If the file names its numbers (categories, enumerations, flags), each
             number becomes the place of its name. None: the names in the file; for text, all texts of the files, sorted.
+        names: Where the file names the numbers 0, 1, 2, …: ``"@NAME"``, an attribute of the dataset, ``"/@NAME"``, one
+            of the file, or the name of a dataset. None: in categories, enumerations or flags, if there are any.
         kind: ``"text"``: text or whole numbers that are not classes, such as ids, as numbers whose text
             `BatchSpec.names` gives. ``"class"``: text, or whole numbers such as 10, 20, 30, as 0, 1, 2, …
             ``"number"``: the text in a column of a table is numbers. None: text is classes.
@@ -118,6 +120,7 @@ class Field(ImageOptions):
     dtype: npt.DTypeLike | None = None
     window: int | tuple[int, int] | tuple[int, int, int] | None = None
     classes: Sequence[str] | None = None
+    names: str | None = None
     lookup: str | None = None
     mask_and_scale: bool = False
     max_length: int | None = None
@@ -144,7 +147,7 @@ class Field(ImageOptions):
 
     def __post_init__(self) -> None:
         self._stack(self.name)
-        for name in ("name", "lookup", "attr", "time", *BOUNDS)[bool(self.stacked) :]:
+        for name in ("name", "lookup", "attr", "time", "names", *BOUNDS)[bool(self.stacked) :]:
             value = getattr(self, name)
             left_out = self.attr and value in ("", "/") if name == "name" else value is None or name == "offsets"
             if not (isinstance(value, str) and value.strip("/")) and not left_out:
@@ -267,7 +270,7 @@ VARIABLE = ("max_length", "fill", "ragged", "pad_side")  # of samples of variabl
 BOUNDS = ("offsets", "starts", "ends", "lengths")  # name the dataset of boundaries of such samples
 PATCH = {"name", "patch", "stride", "pad", "dtype", "points"}
 # Options that do not apply to images, except for the fill.
-_VALUES = ("column", "dtype", "classes", "lookup", "mask_and_scale", "kind", "null", *VARIABLE)
+_VALUES = ("column", "dtype", "classes", "names", "lookup", "mask_and_scale", "kind", "null", *VARIABLE)
 _CHOICES = {
     "pad": ("last", "zero", None),
     "decode": ("image", None),

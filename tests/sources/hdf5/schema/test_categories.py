@@ -115,6 +115,58 @@ def test_numbers_follow_their_names_in_any_files(tmp_path, kind):
     assert names_of(HDF5Source(paths[0], {"y": KINDS[kind]})) == list("BTTB")
 
 
+def numbers_beside_names(path, names, numbers=(1, 0, 1)):
+    with h5py.File(path, "w") as file:
+        file["scans/y"] = numbers
+        file["scans/y"].attrs["of_y"] = names
+        file["scans/listed"] = names
+        file.attrs["of_file"] = np.array(names, "S")
+        file["scans"].attrs["grade"] = file.attrs["grade"] = 1
+    return str(path)
+
+
+@pytest.mark.parametrize("names", ["@of_y", "/@of_file", "listed", "/scans/listed", "/scans/y@of_y"])
+def test_an_attribute_or_a_dataset_names_the_numbers(tmp_path, names):
+    paths = [numbers_beside_names(tmp_path / f"{n}.h5", each) for n, each in enumerate((["B", "T"], ["T", "NK"]))]
+    alone = HDF5Source(
+        paths[0], {"y": Field("y", names=names), "g": Field(attr="grade", names="/@of_file")}, group="scans"
+    )
+    assert (alone.spec["y"].classes, names_of(alone), names_of(alone, "g")) == (("B", "T"), [*"TBT"], [*"TTT"])
+    with pytest.raises(FormatError, match=r"1.h5:/scans/y: .* of T, NK, but .* of B, T; .* classes=\['B', 'T', 'NK'\]"):
+        HDF5Source(paths, {"y": Field("y", names=names)}, group="scans")
+    both = HDF5Source(paths, {"y": Field("y", names=names, classes=["NK", "B", "T"])}, group="scans")
+    assert names_of(both) == ["T", "B", "T", "NK", "T", "NK"]
+    check_contract(both)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"names": "@none"}, r"fields.y.names: .*x.h5: scans/y has no attribute 'none'; give classes="),
+        ({"names": "none"}, r"fields.y.names: .*x.h5: there is no dataset scans/none"),
+        ({"names": "/@grade"}, r"fields.y.names: '/@grade' of .*x.h5:/ is no list of names"),
+        ({"names": "/"}, r"names: '/' is not the name of a dataset"),
+        ({"names": "@of_y", "kind": "class"}, "fields.y.names: .* needs no names; leave it out"),
+    ],
+)
+def test_names_that_no_list_holds_are_refused(tmp_path, options, match):
+    path = numbers_beside_names(tmp_path / "x.h5", ["B", "T"])
+    with pytest.raises(SourceError, match=match) if "h5" in match else pytest.raises(ConfigError, match=match):
+        HDF5Source(path, {"y": {"name": "y", **options}}, group="scans")
+
+
+def test_numbers_without_a_name_and_fractions_are_refused_beside_names(tmp_path):
+    path = numbers_beside_names(tmp_path / "x.h5", ["B", "T"], [0, 2])
+    with pytest.raises(FormatError, match="row 1: 2 is not one of its 2 classes"):
+        HDF5Source(path, {"y": Field("y", names="@of_y")}, group="scans")[1]
+    floats = numbers_beside_names(tmp_path / "f.h5", ["B", "T"], [0.0, 1.0])
+    with pytest.raises(ConfigError, match=r"fields.y.names: .* holds float64, not classes"):
+        HDF5Source(floats, {"y": Field("y", names="@of_y")}, group="scans")
+    written = write(tmp_path / "own.h5", flags, ["B", "T"], "BT")
+    with pytest.raises(ConfigError, match=r"fields.y.names: .*own.h5:y has names of its own"):
+        HDF5Source(written, {"y": Field("y", names="@of_y")})
+
+
 @pytest.mark.parametrize("kind", [each for each in KINDS if each is not member])
 def test_a_missing_value_is_never_a_number(tmp_path, kind):
     path = write(tmp_path / "x.h5", kind, ["B", "T"], ["T", None, "B", "T"])
