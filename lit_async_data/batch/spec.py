@@ -52,6 +52,7 @@ class FieldSpec:
         padded: The side on which samples with fewer elements on axis 0 are padded, also to a given length.
         masked: Number of axes that may have padding, 1 for a window; the field ``KEY_mask`` is False for that.
         meanings: Names of numbers other than 0, 1, 2, …. Comparing specs ignores them; see `contradict`.
+        columns: A digest of the names that files give columns; empty without. Comparing specs ignores it.
 
     Example:
         >>> image = FieldSpec((3, 64, 48), np.dtype(np.uint8), channel=2)     # stored as NHWC
@@ -71,6 +72,7 @@ class FieldSpec:
     padded: Literal["left", "right"] | None = None
     masked: int = 0
     meanings: tuple[tuple[int, str], ...] = dataclasses.field(default=(), compare=False)
+    columns: str = dataclasses.field(default="", compare=False)
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.shape}" if self.shape else str(self.dtype)

@@ -25,7 +25,7 @@ from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.composed.composed import SubsetSource
 from lit_async_data.sources.composed.split import draw_folds, fold_of
 from lit_async_data.sources.composed.split import split as split_source
-from lit_async_data.sources.contract.checks import check_source
+from lit_async_data.sources.contract.checks import check_source, column_clash
 from lit_async_data.sources.contract.source import Source, read_all
 from lit_async_data.system import ranks_here
 
@@ -37,9 +37,8 @@ def class_names(source: Source) -> dict[str, tuple[str, ...]]:
 def with_classes(source: Source, classes: Mapping[str, Sequence[str]]) -> Source:
     """A copy of a source with the class numbers of these names, if the source found its own classes in text."""
     own = class_names(source)
-    changed = {
-        key: names for key, names in classes.items() if key in source.spec.fields and own.get(key) != tuple(names)
-    }
+    known = {key: names for key, names in classes.items() if key in source.spec.fields}
+    changed = {key: names for key, names in known.items() if own.get(key) != tuple(names)}
     return source.with_classes(changed) if changed else source
 
 
@@ -51,6 +50,9 @@ def with_training_classes(stages: Mapping[Any, Sequence[Source]]) -> dict[Any, l
     for stage, sources in renumbered.items():
         for source in sources:
             _check_kinds(source, first, stage)
+            for key in source.spec.keys() & first.spec.keys():
+                if clash := column_clash(source.spec[key].columns, first.spec[key].columns, first.name):
+                    raise ConfigError(f"{key!r} of {source.name}: {clash}", stage)
     _check_same_classes(renumbered)
     return renumbered
 

@@ -18,9 +18,11 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import TENSOR_TYPES, Array, BatchSpec, contradict, listed_names, longest_of
 from lit_async_data.errors import ConfigError, FormatError, SourceError
 from lit_async_data.sources.contract.source import Source, read_all
+from lit_async_data.sources.contract.user_code import digest
 
 T = TypeVar("T")
 FIRST_SAMPLES = 16  # tried for a common property, such as the size
+_NAMES = dict[str, Sequence[str]]()  # of columns, by the digest that specs hold: the latest 16, for messages
 
 
 def refuse_flags(numbers: npt.NDArray[Any], count: int, where: str, option: str) -> None:
@@ -30,6 +32,21 @@ def refuse_flags(numbers: npt.NDArray[Any], count: int, where: str, option: str)
         values = " or ".join(map(str, few[:3].tolist())) + " …" * (few.size > 3)
         what = f"{where} holds {values} for each of {count}, as a mask or codes do, not different numbers"
         raise ConfigError(f"{what}; give a mask of bools, such as numpy.asarray(…) == 1", option)
+
+
+def columns_of(names: Sequence[str]) -> str:
+    _NAMES[key := digest(names)] = names
+    for old in [*_NAMES][:-16]:
+        _NAMES.pop(old, None)
+    return key
+
+
+def column_clash(mine: str, other: str, there: object) -> str:
+    """The first column that has another name ``there``, and what to do; empty if none has, or one has no names."""
+    pairs = enumerate(zip(_NAMES.get(mine, ()), _NAMES.get(other, ()), strict=False))
+    found = (f"column {place} is {one!r}, but {two!r} in" for place, (one, two) in pairs if one != two)
+    what = f"its {next(found, 'columns have other names than in')} {there}; write both with the same columns in one "
+    return f"{what}order (AnnData: b[:, a.var_names])" if mine and other and mine != other else ""
 
 
 def first_good(count: int, attempt: Callable[[int], T], advice: str = "") -> T:
@@ -81,6 +98,8 @@ def check_same(before: BatchSpec, own: BatchSpec, here: str, there: str, alike: 
             what = next(name for name, value in theirs.items() if mine[name] != value)
             message = f"{key!r} has {what} {mine[what]} in {here}, but {theirs[what]} in {there}"
             raise FormatError(f"{message}; {alike}", dataset=key)
+        if clash := column_clash(own[key].columns, before[key].columns, there):
+            raise FormatError(f"{key!r} of {here}: {clash}", dataset=key)
 
 
 def values_of(source: Source, key: str, option: str, *, several: bool = False) -> npt.NDArray[Any]:

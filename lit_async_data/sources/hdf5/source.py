@@ -96,7 +96,7 @@ class HDF5Source(Source):
             it, or an attribute (`Field`); if that is of a single number (NWB's ``starting_time``), row 0 is then.
         time: In place of ``rate``, a dataset with the time of each row, in seconds, ascending in each part.
         episodes: How each part is divided into episodes, which windows never cross, and beyond which ``pad`` fills
-            them: the name of a dataset with an id for each row; or ``{"flags": NAME}``, non-zero in the last row of
+            them: the name of a dataset with an id for each row; or ``{"flags": NAME}``, 0, and 1 in the last row of
             each (several names: if one of them is), ``{"ends": NAME}``, ``{"lengths": NAME}``, or ``{"starts": NAME,
             "lengths": NAME}``. Or ``{"axis": 0}``: datasets have an axis of episodes beside that of their T rows, which
             ``layout`` may name N; row e·T + t is step t of episode e. With ``"lengths": NAME`` too, episodes are padded
@@ -228,7 +228,7 @@ class HDF5Source(Source):
             parts = parts if request.rows or rows is None else part_samples.select_rows(parts, rows, found)
             left_out = part_samples.rows_left_out(parts) if rows is None else part_samples.parts_left_out(parts)
             parts = part_samples.drop_empty(parts)
-            _check_classes(parts, self._shares)
+            part_samples.check_centres(parts, self._shares)
             self._opened = _Opened(names, identities, parts, spec, joined, left_out, memory_map, allow_external, files)
             kept = self._opened.with_values(exclude, self.name)
             gone = renumbered(*(sum(part.anchors.count for part in some) for some in (kept, parts)))
@@ -496,14 +496,6 @@ def _checked_shares(fields: Mapping[str, Field], patches_per_volume: Any, given:
         what = f"{shares!r} are not shares above 0 of class numbers, together at most 1, such as {{1: 0.33}}"
         raise ConfigError(what, f"foreground.{key}")
     return {key: {int(each): float(share) for each, share in pairs}}
-
-
-def _check_classes(parts: Sequence[StoredPart], foreground: Mapping[str, Mapping[int, float]]) -> None:
-    for key, number, each in [(key, *pair) for key, shares in foreground.items() for pair in enumerate(shares)]:
-        volumes: Any = [part.fields[key].patches for part in parts]
-        if not any(volume.centres[number][1].size for volume in volumes):
-            what = f"no element of {len(volumes)} volumes is {each}; correct the class, or leave it out"
-            raise ConfigError(what, f"foreground.{key}")
 
 
 def _stored_fields(chosen: Mapping[str, Field], joined: JoinedTable | None, episodes: Any) -> dict[str, Field]:

@@ -276,3 +276,44 @@ def test_a_column_keeps_its_values_over_files(h5):
     assert source.column("id").tolist() == [large, -1]
     with pytest.raises(FormatError, match=r"'who' holds numbers in .*b\.h5, but text in .*a\.h5; store it as one type"):
         source.column("who")
+
+
+@pytest.mark.parametrize("wrong", [np.nan, 2, -1, 0.5])
+def test_flags_are_0_or_1(h5, wrong):
+    path = h5(x=np.arange(6), good=[0, 0, 0, 0, 0, True], last=[0, 0, wrong, 0, 0, 1], id=[0, 0, np.nan, 1, 1, 1])
+    for flags in ("last", ["good", "last"]):
+        refused(FormatError, ["/last, row 2: is ", "no flag, 0 or 1"], path, {"x": "x"}, episodes={"flags": flags})
+    refused(FormatError, ["/id, row 2: is nan, no id"], path, {"x": "x"}, episodes="id")
+
+
+def test_ends_that_are_last_rows_bring_one_warning(h5, caplog):
+    ends = {"last": [2, 5, 9], "end": [3, 6, 10], "starts": [0, 3, 6], "lengths": [3, 3, 3]}
+    paths = [h5(f"{number}.h5", x=np.arange(10), **ends) for number in range(2)]
+    window = Field("x", window=(0, 2))
+
+    def warned(fields, **options):
+        caplog.clear()
+        HDF5Source(paths, fields, **options)
+        return [record.getMessage() for record in caplog.records]
+
+    for rules in ({"ends": "last"}, {"lengths": "lengths"}, {"starts": "starts", "lengths": "lengths"}):
+        (said,) = warned({"x": window}, episodes=rules)
+        assert said == f"{paths[0]}: the last end is at 9 of 10 rows; if ends are last rows, write each plus 1"
+    assert len(warned({"x": Field("x", ends="last")})) == 1
+    assert not warned({"x": window}, episodes={"ends": "end"})
+    assert not warned({"x": Field("x", starts="starts")})
+
+
+def test_whole_episodes_of_encoded_images_as_the_error_says(tmp_path):
+    with h5py.File(path := str(tmp_path / "x.h5"), "w") as file:
+        frames = file.create_dataset("frames", 6, h5py.vlen_dtype("u1"))
+        for row, image in enumerate(IMAGES[:6]):
+            frames[row] = np.frombuffer(image, "u1")
+        file["end"], file["start"] = [4, 6], [0, 4]
+    said = ["window=(0, LONGEST), pad='zero'", "episodes={'ends': NAME} and rows= their first rows", "not Field(ends=)"]
+    refused(FormatError, said, path, {"x": Field("frames", decode="image", ends="end")})
+    field = Field("frames", decode="image", image_size=8, window=(0, 4), pad="zero")
+    batch = read(HDF5Source(path, {"x": field}, episodes={"ends": "end"}, rows="start"), np.arange(2))
+    assert batch["x_mask"].tolist() == [[True] * 4, [True, True, False, False]]
+    single = read(HDF5Source(path, {"x": Field("frames", decode="image", image_size=8)}), np.arange(6))["x"]
+    np.testing.assert_array_equal(batch["x"][1, :2], single[4:])

@@ -16,26 +16,15 @@ from lit_async_data.batch.spec import Array, FieldSpec, length_key, listed_names
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, SourceError
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
+from lit_async_data.sources.contract.checks import column_clash
 from lit_async_data.sources.contract.source import EACH
 from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.hdf5.index import index as chunk_index
 from lit_async_data.sources.hdf5.index.index import ChunkIndex, IndexCache, IndexKey
-from lit_async_data.sources.hdf5.parts.part import (
-    Lacking,
-    PartRequest,
-    StoredPart,
-    inspect_file,
-    inspect_part,
-    value_of,
-)
+from lit_async_data.sources.hdf5.parts import stored_field
+from lit_async_data.sources.hdf5.parts.part import PartRequest, StoredPart, inspect_file, inspect_part, value_of
 from lit_async_data.sources.hdf5.parts.samples import KEY
-from lit_async_data.sources.hdf5.parts.stored_field import (
-    StoredField,
-    in_memory,
-    kept_field,
-    numbered_spec,
-    padded_fields,
-)
+from lit_async_data.sources.hdf5.parts.stored_field import Lacking, StoredField
 from lit_async_data.sources.hdf5.schema import encoded
 from lit_async_data.sources.hdf5.schema import field as field_schema
 from lit_async_data.sources.hdf5.schema.categories import Coded, Conversion, enumerated, find_coded, is_numbered
@@ -428,7 +417,7 @@ def _field(group: _Root, key: str, name: str, request: PartRequest, columns: Col
         if field.attr and values.dtype.kind in "iu":  # the enumeration of the first sample names the values of all
             full = in_group(name, having, 0)
             values = values.astype(value_of(group.node(full or "/").id, field, path, full).dtype)
-        return kept_field(in_memory(path, label, values, names=names), field, where, lacking)
+        return stored_field.kept_field(stored_field.in_memory(path, label, values, names=names), field, where, lacking)
     names = names.copy()
     names[lacking] = having[0]
     if field.decode:
@@ -440,9 +429,9 @@ def _field(group: _Root, key: str, name: str, request: PartRequest, columns: Col
         return StoredField(images, images.decoder.spec)
     sequences = _as_one(group, name, field, request.layouts.get(key), names=names, columns=columns)
     stored = sequences.values
-    native = stored.dtype.newbyteorder("=")
+    row = dataclasses.replace(stored.spec, dtype=stored.dtype.newbyteorder("="))
     first = dataclasses.replace(_coded_alike(group, name, names), name=name)
-    numbering, spec = numbered_spec(first, field, dataclasses.replace(stored.spec, dtype=native), stored, where)
+    numbering, spec = stored_field.numbered_spec(first, field, row, stored, where)
     converted = (numbering and numbering.targets) or spec.dtype != stored.spec.dtype
     conversion = Conversion(stored, numbering=numbering, null=field.null) if converted else None
     return StoredField(sequences if stored.shape[1:] else stored, spec, conversion=conversion)
@@ -487,7 +476,7 @@ def _padded(part: StoredPart, key: str, request: PartRequest) -> dict[str, Store
         raise ConfigError(f"{of_key.located}: samples of variable length {needs}; change the field", f"fields.{key}")
     row = dataclasses.replace(sequences.spec, shape=sequences.spec.shape[1:])
     spec = encoded.padded_spec(sequences.lengths, field.max_length, row, of_key.values)
-    return padded_fields(key, field, dataclasses.replace(sequences, spec=spec))
+    return stored_field.padded_fields(key, field, dataclasses.replace(sequences, spec=spec))
 
 
 def _as_one(
@@ -496,17 +485,22 @@ def _as_one(
     path, lengths, counts = group.path, columns["lengths"], columns["counts"]
     first = group.sample(in_group(name, names, int(lengths.argmax())), field)
     shape = (len(names), *first.shape)
-    _, channel = axes(None if layout is None else f"N{layout}", shape, f"{path}:/{name}")
+    _, channel = axes(layout, first.shape, f"{path}:/{name}", volume=True)
+    named = encoded.named_columns(group, in_group(name, names, 0), shape[2:])
+    for full in (in_group(name, names, number) for number in range(len(names) if named else 0)):
+        if clash := column_clash(encoded.named_columns(group, full, shape[2:]), named, f"/{in_group(name, names, 0)}"):
+            raise FormatError(f"{path}:/{full}: {clash}", file=path, dataset=full)
     sample, chunks = list(first.shape), columns["chunks"].reshape(len(names), -1)
     if channel is not None:
         sample.insert(0, sample.pop(channel))
     dtype = first.dtype.newbyteorder("=")
     labels = not sample and dtype.kind in "iu" and dtype != np.uint64  # as in `inspect_dataset`
-    spec = FieldSpec(tuple(sample), np.dtype(np.int64) if labels else dtype, channel)
+    spec = FieldSpec(tuple(sample), np.dtype(np.int64) if labels else dtype, channel, columns=named)
+    whole = FieldSpec(shape[1:], dtype, columns=named)
     stored = StoredDataset(path, name, shape, first.dtype, 0, spec, filtered=first.filtered, names=names)
     ends = np.cumsum(counts)
     references = np.stack([lengths * (math.prod(shape[2:]) * dtype.itemsize), ends - counts, ends], axis=1)
-    sequences = encoded.StoredSequences(stored, None, references, first.dtype, FieldSpec(shape[1:], dtype), chunks)
+    sequences = encoded.StoredSequences(stored, None, references, first.dtype, whole, chunks)
     readable = first.offset is not None or first.index is not None or not ends[-1]
     if "offsets" in columns and readable and ((lengths != lengths[0]).any() or (chunks == chunks[0]).all()):
         places = chunk_index.Columns(*(columns[each] for each in chunk_index.Columns._fields))

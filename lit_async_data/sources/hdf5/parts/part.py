@@ -16,12 +16,12 @@ from lit_async_data.errors import AsyncDataError, ConfigError, CorruptError, For
 from lit_async_data.options import whole
 from lit_async_data.order.chunk_order import ChunkRun, runs_of
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.contract.checks import refuse_flags
+from lit_async_data.sources.contract.checks import column_clash, refuse_flags
 from lit_async_data.sources.files.files import LOCAL, Files
 from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.hdf5.index.index import IndexCache
 from lit_async_data.sources.hdf5.parts import stored_field
-from lit_async_data.sources.hdf5.parts.stored_field import Fields, StoredField
+from lit_async_data.sources.hdf5.parts.stored_field import Fields, Lacking, StoredField
 from lit_async_data.sources.hdf5.schema.categories import Coded, as_texts, find_coded, names_of
 from lit_async_data.sources.hdf5.schema.encoded import StoredRanges, one_of_each, times_of
 from lit_async_data.sources.hdf5.schema.field import Field, chosen_groups
@@ -152,13 +152,6 @@ class Clock(NamedTuple):
         return rows.ravel() if 1 in rows.shape else rows  # MATLAB's vectors have two axes
 
 
-class Lacking(NamedTuple):
-    """The rows that cannot be read."""
-
-    rows: Indices  # ascending
-    why: npt.NDArray[np.bytes_]  # a message for each row; empty if its dataset is missing
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredPart:
     path: str
@@ -220,15 +213,15 @@ class StoredPart:
     @property
     def timed(self) -> list[TimedWindow]:
         """Windows whose times may lack a row."""
-        windows = [field.window for field in self.fields.values()]
-        return [each for each in windows if isinstance(each, TimedWindow) and not each.pad]
+        windows = dict.fromkeys(field.window for field in self.fields.values())  # a mask has that of its field
+        return [each for each in windows if isinstance(each, TimedWindow)]
 
     def complete(self, rows: Indices) -> npt.NDArray[np.bool_]:
-        """Whether all windows without ``pad`` around these rows are complete."""
+        """Whether all windows without ``pad`` around these rows are complete, and others in seconds not empty."""
         firsts, lasts = self.episodes.of(rows).anchors(self.inside)
         whole = np.asarray((rows >= firsts) & (rows <= lasts))
         for each in self.timed:
-            whole[whole] = each.real(rows[whole]).all(axis=1)
+            whole[whole] = each.complete(rows[whole])
         return whole
 
     def dataset_key(self, stored: StoredDataset) -> str:
@@ -322,13 +315,13 @@ class StoredPart:
         row = rows[:1]
         first, last = (int(each[0]) for each in self.episodes.of(row).anchors(self.inside))
         where = f"one of the {self.rows} rows of {self}"
-        what, cure = f"is {where}, but its window leaves them", "others Field(pad='last')"
-        cure = f"; windows inside them need rows {first} to {last}, {cure}"
+        need = f"; windows inside them need rows {first} to {last}"
+        what, cure = f"is {where}, but its window leaves them", f"{need}, others Field(pad='last')"
         if not 0 <= row[0] < self.rows:
-            what, cure = f"is not {where}", cure * ((first, last) != (0, self.rows - 1))
+            what, cure = f"is not {where}", need * ((first, last) != (0, self.rows - 1)) + "; leave it out"
         elif first <= row[0] <= last:
-            lacks = next(each for each in self.timed if not each.real(row).all())
-            what, cure = f"is {where}, without {lacks}", "; leave it out, or write Field(pad='last')"
+            lacks = next(each for each in self.timed if not each.complete(row).all())
+            what, cure = f"is {where}, without {lacks}", "; leave it out"
         if last < first:
             cure = "; no row has its windows inside: shorten them, or name the axis of the rows N in layout="
         return ConfigError(f"{self.named(int(row[0]))} {what}{cure}", "rows")
@@ -458,7 +451,8 @@ def _anchored(fields: Mapping[str, StoredField]) -> tuple[int, Fields]:
 def _check_lengths(path: str, fields: Mapping[str, StoredField], *, chosen: bool, episodic: bool) -> None:
     lengths = {field.located: field.rows for field in fields.values()}
     if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{stored.name} has {n}" for stored, n in lengths.items())
+        pairs, least = sorted(lengths.items(), key=lambda each: each[1]), min(lengths.values())
+        listed = ", ".join(f"{stored.name} has {n}" + f" ({n - least} more)" * (n > least) for stored, n in pairs)
         advice = _advice(fields, chosen=chosen, episodic=episodic)
         raise FormatError(f"{path}: the fields have different lengths: {listed}; {advice}", file=path)
 
@@ -608,8 +602,8 @@ def common_fields(parts: Sequence[StoredPart]) -> dict[str, FieldSpec]:
             own = part.fields[key].spec
             if more := {*own.meanings}.difference(spec.meanings):
                 known[key] = dataclasses.replace(spec, meanings=tuple(sorted(more.union(spec.meanings))))
-            if own.narrow != spec.narrow:
-                known[key] = dataclasses.replace(known[key], narrow=None)
+            narrow = spec.narrow if own.narrow == spec.narrow else None
+            known[key] = dataclasses.replace(known[key], narrow=narrow, columns=spec.columns or own.columns)
     return known
 
 
@@ -621,6 +615,8 @@ def _check_compatible(part: StoredPart, first: StoredPart, known: Mapping[str, F
     for key, field in part.fields.items():
         mine, other = field.spec, known[key]
         alike = mine == other or dataclasses.replace(mine, narrow=other.narrow) == other
+        if alike and (clash := column_clash(mine.columns, other.columns, where)):
+            raise FormatError(f"{field.located}: {clash}", file=part.path, dataset=field.located.name)
         if alike and (mine.meanings == other.meanings or not contradict(mine.named, other.named)):
             continue
         one, two = (f"{'rows of ' * each.ragged}{each.dtype} {each.shape[each.ragged :]}" for each in (mine, other))

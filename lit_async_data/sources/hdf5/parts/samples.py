@@ -24,9 +24,10 @@ from lit_async_data.sources.hdf5.index.index import IndexCache
 from lit_async_data.sources.hdf5.parts.part import PartRequest, StoredPart, row_numbers
 from lit_async_data.sources.hdf5.parts.stored_field import StoredField
 from lit_async_data.sources.hdf5.schema.categories import named, unknown_text
+from lit_async_data.sources.hdf5.schema.encoded import StoredRanges
 from lit_async_data.sources.hdf5.schema.field import Field, FieldLike, check_options
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset
-from lit_async_data.sources.hdf5.select import TimedWindow
+from lit_async_data.sources.hdf5.select import TimedWindow, Window
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors
 from lit_async_data.sources.hdf5.storage.handles import open_h5py
 from lit_async_data.sources.local_files import Exclude, StoredSamples, ends_of, kept_samples
@@ -298,6 +299,15 @@ def log_warnings(parts: Sequence[StoredPart], spec: BatchSpec, request: PartRequ
     doubts = (f"{of}: {each.doubt}" for of, each in windows if isinstance(each, TimedWindow) and each.doubt)
     if doubt := next(doubts, ""):
         _log.warning("%s", doubt)
+    rates = {each.clock.rate: each for each in parts if each.clock and np.isfinite(each.clock.rate)}
+    if rates and max(rates) > 1.01 * min(rates) and any(of.window.axis and type(of.window) is Window for of in fields):
+        pair = ", ".join(f"{rates[rate]} has {rate:.6g} rows per second" for rate in (min(rates), max(rates)))
+        _log.warning("%s: windows of rows differ in seconds; give offsets= in seconds with time=, or resample", pair)
+    stored = [each.stored for part in parts for each in part.fields.values()]
+    ends: list[Any] = [(each, each.offsets[-1], each.values.rows) for each in stored if isinstance(each, StoredRanges)]
+    ends += [(each, each.episodes.ends[-1], each.rows) for each in parts if each.given_episodes and not each.steps]
+    for left in [each for each in ends if each[1] < each[2]][:1]:
+        _log.warning("%s: the last end is at %d of %d rows; if ends are last rows, write each plus 1", *left)
     for name, listed in {str(field.located): ", ".join(field.packed) for field in fields if field.packed}.items():
         _log.warning("%s: has %s, but values come as stored; Field(mask_and_scale=True) applies it", name, listed)
 
@@ -362,7 +372,7 @@ def drop_empty(parts: Sequence[StoredPart]) -> list[StoredPart]:
         cure = "give window or offsets less reach, write Field(pad='last'), or name another axis N in layout="
         if short[0].timed and max(lengths) >= end - begin:
             what = f"{named}: no row has {short[0].timed[0]}"
-            cure = "change offsets or tolerance, or write Field(pad='last')"
+            cure = "change offsets or tolerance"
         if len(short) == len(parts):
             raise FormatError(f"{what}; {cure}", file=short[0].path)
         _log.warning("%d of %d parts have no sample: %s", len(short), len(parts), what)
@@ -386,6 +396,16 @@ def without(parts: Sequence[StoredPart], exclude: Exclude, name: str) -> list[St
     kept = np.split(kept_samples(exclude, stored, name), np.cumsum([len(each.row_of) for each in stored])[:-1])
     masked = [each for each in zip(parts, stored, kept, strict=True) if each[2].any()]
     return [part if mask.all() else part.at(own.row_of[mask]) for part, own, mask in masked]
+
+
+def check_centres(parts: Sequence[StoredPart], foreground: Mapping[str, Mapping[int, float]]) -> None:
+    for key, number, each in [(key, *pair) for key, shares in foreground.items() for pair in enumerate(shares)]:
+        lacking = [str(part) for part in parts if (own := part.fields[key].patches) and not own.centres[number][1].size]
+        if len(lacking) == len(parts):
+            what = f"no element of {len(parts)} volumes is {each}; correct the class, or leave it out"
+            raise ConfigError(what, f"foreground.{key}")
+        if lacking:
+            _log.warning("%d of %d volumes have no class %d: %s", len(lacking), len(parts), each, few(lacking))
 
 
 def check_null(parts: Sequence[StoredPart], fields: Mapping[str, Field]) -> None:
@@ -458,9 +478,8 @@ def _with_values(part: StoredPart) -> StoredPart:
         lacks = missing[own if len(missing) > 1 else np.zeros_like(own)]
         if lacks.any() and field.text and field.text.null == "error":
             every = np.unique(own[lacks]).tolist()
-            what = (
-                f"no text in row{'s' * (len(every) > 1)} {few(every)}; write it, or set null='ignore' (−100) or 'drop'"
-            )
+            what = f"no text in row{'s' * (len(every) > 1)} {few(every)}; "
+            what += "write it, or set null='ignore' (−100) or 'drop'"
             place = str(field.located) if part.names is None else field.values.at(every[0])
             where = {"file": part.path, "dataset": field.values.dataset(every[0]), "row": every[0]}
             raise FormatError(what, place=place, **where)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,11 @@ Kind = StoredDataset | StoredRanges | StoredSequences | StoredImages | StoredPat
 # The largest size of a lookup table. One per file is kept in memory.
 TABLE_BYTES = 256 * 2**20
 SPARSE = {"csr": "sparse rows", "csc": "a sparse matrix"}
+
+
+class Lacking(NamedTuple):  # the rows that cannot be read
+    rows: Indices  # ascending
+    why: Array  # a message for each row; empty if its dataset is missing
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -171,7 +176,8 @@ def _inspect_numbers(group: OpenGroup, field: Field, layout: str | None, where: 
     dataset = group.node(looked_up.name)
     packing = _packing(dataset, field, where) if field.mask_and_scale else None
     native = ((stored.member or stored).dtype if table is None else table.dtype).newbyteorder("=")
-    row = dataclasses.replace(row, dtype=packing.dtype if packing else native)
+    columns = encoded.named_columns(group, looked_up.name, looked_up.spec.stored_shape, field.column)
+    row = dataclasses.replace(row, dtype=packing.dtype if packing else native, columns=columns)
     numbering, spec = numbered_spec(coded, field, row, stored, where)
     column = field.column if table is None else None
     conversion = Conversion(stored, column, table, packing, numbering, coded.mask, field.null)
@@ -252,6 +258,8 @@ def numbered_spec(
             what = f"{stored} holds {row.dtype}, not classes; if these are whole numbers, give dtype='int64' too"
             raise ConfigError(what, f"{where}.{'names' if field.names else 'classes'}")
         row = dataclasses.replace(row, dtype=np.dtype(np.int64))
+    if field.null != "error":
+        coded = dataclasses.replace(coded, missing=(*coded.missing, *{-1, IGNORED}.difference(coded.names)))
     numbering, ignored, whole = Numbering.of(coded, field.classes, row.dtype), field.null == "ignore", row.dtype != bool
     if ignored and not whole and field.dtype in (None, bool):
         raise ConfigError("bool has no value for ignore; set null='drop', or dtype='int64'", f"{where}.null")

@@ -410,7 +410,7 @@ def with_categories(parts: Sequence[StoredPart], new_reader: NewReader, *, drop:
         of = [dataclasses.replace(part, fields={**part.fields, key: each}) for part, _, each in pairs]
         with contextlib.closing(new_reader(of)) as reader:
             missing, unlisted = _marked(reader, key, shape)
-        wrong = np.flatnonzero(unlisted if drop else unlisted | missing)
+        wrong = np.flatnonzero(unlisted if drop or "error" not in nulls else unlisted | missing)
         if wrong.size:
             with contextlib.closing(new_reader(found)) as reader:
                 reader.read(wrong[:1], {key: np.empty((1, *shape), fields[0].spec.dtype)})

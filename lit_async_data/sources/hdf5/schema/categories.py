@@ -257,9 +257,8 @@ def numbered(
 ) -> tuple[npt.NDArray[np.int64], FieldSpec]:
     """A number for each text, `IGNORED` for empty text that is no class; and the field with the names of numbers."""
     if field.names:
-        raise ConfigError(
-            f"{stored} is text, or made classes by kind=, which needs no names; leave it out", f"{where}.names"
-        )
+        what = f"{stored} is text, or made classes by kind=, which needs no names; leave it out"
+        raise ConfigError(what, f"{where}.names")
     numeric = field.kind in ("text", "class")
     values = whole_numbers(values) if numeric else values
     if values.dtype.kind not in "SO" + "iu" * numeric or field.kind == "number" or values.ndim > 1:
@@ -404,7 +403,8 @@ class Conversion:
             found = np.where(lost, MISSING, found.astype(np.int64)) if lost.any() else found
         if found is values or self.null == "mark" or found.min() > UNNAMED:
             return found
-        self._check(found == UNNAMED, values, rows, f"is not one of its {len(numbering.classes)} classes")
+        unnamed, cure = found == UNNAMED, "if −1 marks a missing value, set null='ignore' (−100) or 'drop', "
+        self._check(unnamed, values, rows, f"is not one of its {len(numbering.classes)} classes", cure)
         if (unlisted := found == UNLISTED).any():
             name = numbering.names[values[unlisted][0].item()]
             what = f"is {name!r}, not one of {few(numbering.classes, 20)}"

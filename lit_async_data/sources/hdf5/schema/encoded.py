@@ -15,7 +15,7 @@ import numpy.typing as npt
 from lit_async_data.batch.spec import Bytes, FieldSpec
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, SourceError
 from lit_async_data.order.permutation import Indices
-from lit_async_data.sources.contract.checks import first_good
+from lit_async_data.sources.contract.checks import columns_of, first_good
 from lit_async_data.sources.hdf5.index.index import ChunkIndex, IndexKey
 from lit_async_data.sources.hdf5.schema.field import BOUNDS, Field
 from lit_async_data.sources.hdf5.schema.inspect import Located, OpenGroup, StoredDataset, member_of
@@ -99,8 +99,23 @@ def inspect_sparse(group: OpenGroup, name: str, kind: str) -> StoredRanges:
     if len(values.shape) != 1 or columns.shape != values.shape or columns.dtype.kind not in "iu":
         what = f"has data of shape {values.shape} and indices of shape {columns.shape}, {columns.dtype}"
         raise FormatError(f"{what}; a sparse matrix must have one integer index for each value", **context)
-    spec = FieldSpec((shape[1],), values.dtype.newbyteorder("="))
+    spec = FieldSpec((shape[1],), values.dtype.newbyteorder("="), columns=named_columns(group, name, shape[1:]))
     return StoredRanges(group.path, name, offsets, values, columns, spec)
+
+
+def named_columns(group: OpenGroup, name: str, row: Sequence[int], column: int | None = None) -> str:
+    """The columns of a matrix, or one, by AnnData's ``var``, 10x's features, pandas's items, or text axes of NetCDF."""
+    node, full = group.node(name), f"/{name.strip('/')}"
+    var = f"{full.rpartition('/')[0].removesuffix('/layers')}/var"
+    index = getattr(group.node(var), "attrs", {}).get("_index") if row else None
+    places = [f"{var}/{index}", f"{var}/{index}/values"] * bool(index) + [f"{full}/features/id"] * hasattr(node, "keys")
+    places += [full.removesuffix("_values") + "_items"] * full.endswith("_values")
+    scales = [*node.dims][1:] if isinstance(node, h5py.Dataset) and "DIMENSION_LIST" in node.attrs else ()
+    for each in [*map(group.node, places), *(axis[0] for axis in scales if len(axis))]:
+        if getattr(each, "shape", None) in [(n,) for n in row] and h5py.check_string_dtype(each.dtype):
+            names = each.asstr(errors="replace")[...].tolist()
+            return columns_of(names if column is None else names[column : column + 1])
+    return ""
 
 
 class Delimited(NamedTuple):
@@ -155,7 +170,7 @@ def padded_spec(lengths: Indices, most: int | None, row: FieldSpec, stored: Loca
         place = int((lengths > most).argmax())
         what = f"has {lengths[place]} values, more than max_length {most}; the longest has {longest}"
         raise stored.error(FormatError, f"{what}: raise max_length to that", place)
-    return FieldSpec((max(longest if most is None else most, 1), *row.shape), row.dtype, ragged=most is None)
+    return dataclasses.replace(row, shape=(max(most or longest, 1), *row.shape), ragged=most is None)
 
 
 @contextlib.contextmanager
@@ -245,6 +260,10 @@ def episodes_of(group: OpenGroup, given: Any, rows: int) -> tuple[Episodes, npt.
         return episodes, None
     cure = "; bounds of episodes are episodes={'ends': NAME} or 'lengths'"
     values = [one_of_each(group, each, rows, "episodes: ", cure) for each in names[rule]]
+    for each, own in zip(names[rule], values, strict=True):
+        if (wrong := np.not_equal(own, own) if rule == "ids" else (own != 0) & (own != 1)).any():
+            what = f"is {own[wrong][0]}, no {'id' if rule == 'ids' else 'flag, 0 or 1'}; correct the file"
+            raise FormatError(what, **context_of(group.path, group.name(each), int(wrong.argmax())))
     if rule == "ids" and values[0].dtype.kind == "b":
         raise ConfigError(f"{names[rule][0]} holds flags, not ids; write {{'flags': NAME}}", "episodes")
     changes = values[0][1:] != values[0][:-1] if rule == "ids" else np.any(values, axis=0)[:-1]

@@ -53,7 +53,7 @@ class Field(ImageOptions):
             `BatchSpec.names` gives. ``"class"``: text, or whole numbers such as 10, 20, 30, as 0, 1, 2, …
             ``"number"``: the text in a column of a table is numbers. None: text is classes.
         null: Treatment of empty text that is no class, and of missing values: codes −1 of categories, fill values of
-            flags, values that a mask beside them marks. ``"error"``, ``"ignore"`` (−100), or ``"drop"`` the sample.
+            flags, values that a mask marks, −1 or −100 beside classes. ``"error"``, ``"ignore"`` (−100), or ``"drop"``.
             ``"zero"``: an all-zero row of several classes (only in columns of the source's ``table``).
         lookup: A dataset with one integer per row: row r is ``name[lookup[r]]``, of a small table, kept in memory.
         mask_and_scale: Whether to apply NetCDF's ``scale_factor``, ``add_offset`` and ``_FillValue`` (as NaN). Delivers
@@ -78,8 +78,8 @@ class Field(ImageOptions):
             file or group. ``patches_per_volume`` of `HDF5Source` draws whole chunks of points, the same of all fields;
             else points follow each other. Another field, ``KEY_points``, int64 of shape (points,), has their rows.
         direction: The row for a time: ``"nearest"``, or ``"backward"``, the last one that is not later.
-        tolerance: The largest distance to that row, in seconds. Beyond it, ``pad`` fills the row; without ``pad``, the
-            sample is left out. None: half the median interval of ``time``, or with ``"backward"`` the whole interval.
+        tolerance: The largest distance to that row, in seconds. Beyond it, ``pad`` fills the row; without it, or if
+            all are outside of ``time``, the sample is left out. None: half the median interval, all if ``"backward"``.
         starts: As a dataset of ``offsets``, without the end of the last sample, which ends with ``name``.
         ends: A dataset with the end of each sample, instead of ``offsets``.
         lengths: A dataset with the number of rows of each sample, instead of ``offsets``.

@@ -316,7 +316,7 @@ def axes(layout: str | None, shape: tuple[int, ...], where: str, *, volume: bool
         return 0, None
     letters = layout if isinstance(layout, str) and layout.isalpha() and layout == layout.upper() else ""
     if not letters or ("N" in letters) == volume or len({*letters}) < len(letters):
-        what = "without N, since samples are parts of it" if volume else "with N for the samples"
+        what = "without N, since no axis counts samples" if volume else "with N for the samples"
         raise ConfigError(f"{layout!r} for {where} must be different capital letters, one per axis, {what}", "layout")
     if len(layout) != len(shape):
         raise ConfigError(f"{layout!r} names {len(layout)} axes, but {where} has {len(shape)}: {shape}", "layout")
@@ -391,9 +391,10 @@ def _check_values(dataset: h5py.Dataset, kind: Any, context: dict[str, Any], *, 
         dtype = kind.dtype
     except LIBRARY_ERRORS as error:
         raise FormatError(f"holds values of a type that numpy lacks: {error}; store another", **context) from error
+    images = dtype.kind in "OSV" and image_format(dataset) != ""
     refusals = {
-        f"encoded images; decode them: Field({context['dataset']!r}, decode='image')": dtype.kind in "OSV"
-        and image_format(dataset) != "",
+        f"encoded images; decode them: Field({context['dataset']!r}, decode='image'); whole episodes with window="
+        "(0, LONGEST), pad='zero', and episodes={'ends': NAME} and rows= their first rows, not Field(ends=)": images,
         "text; one text per row can be a field, as the number of a class, or as the bytes of text of any length: "
         "Field(…, dtype='uint8')": bool(h5py.check_string_dtype(dtype)) or dtype.kind in "SU",
         "values of variable length; store them padded to one length, or as a group of two datasets: values, one sample "

@@ -94,9 +94,8 @@ def open_local(path: str) -> h5py.File:
         status = os.stat(path)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            raise MissingError(
-                f"{path}: no such file; check the path{SEPARATORS * (chr(92) in path)}", file=path
-            ) from error
+            what = f"{path}: no such file; check the path{SEPARATORS * (chr(92) in path)}"
+            raise MissingError(what, file=path) from error
         raise source_error(error, path, "cannot be opened", file=path) from error
     _refuse_irregular(path, status)
     try:

@@ -65,9 +65,10 @@ def test_2000_patches_have_a_class_in_their_middle_by_its_share(tmp_path, stored
     assert len(seen) > 300  # patches of class 1 lie around many of its elements, others anywhere
 
 
-def test_a_volume_without_the_class_has_patches_anywhere(tmp_path):
+def test_a_volume_without_the_class_has_patches_anywhere(tmp_path, caplog):
     path = write(tmp_path)
     source, everywhere = source_of(path, {"y": {1: 1.0}}), source_of(path, None)
+    assert [each.getMessage() for each in caplog.records] == [f"1 of 3 volumes have no class 1: {tmp_path / '2.h5'}"]
     every = np.arange(2100)
     foreground, plain = (read(each, every, ["y", "y_origin"]) for each in (source, everywhere))
     assert (foreground["y"][:1400, 4, 4, 5] == 1).all()

@@ -607,3 +607,13 @@ def test_an_attribute_without_a_star_is_of_all_datasets(tmp_path):
     source = HDF5Source(tmp_path / "0.h5", fields | {"s": Field("ct", attr="scanner")}, sample="dataset")
     assert [source.column(key).tolist() for key in ("own", "site")] == [[8] * 3, [0] * 3]
     assert source[2]["s"].tolist() == [1, 2]
+
+
+def test_a_layout_with_n_is_told_that_no_axis_counts_samples(h5):
+    path = h5(**{f"g{number}/x": np.zeros((8, 9, 3), "u1") for number in range(3)})
+    for layout, said in (
+        ("NHWC", "'NHWC' for .*/x must be .* without N, since no axis counts"),
+        ("HW", r"'HW' names 2 .* has 3: \(8, 9, 3\)"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            HDF5Source(path, {"x": "x"}, group="g*", sample="group", layout={"x": layout})

@@ -271,13 +271,13 @@ def test_the_largest_field_groups_or_a_compressed_one_of_a_tenth_of_its_bytes(h5
 
 def test_each_name_in_a_group_is_looked_up_once(h5, monkeypatch):
     groups = 50
-    path = h5(**{f"data/{number}/{key}": np.zeros(3) for number in range(groups) for key in "xy"})
+    path = h5(**{f"data/{number}/{key}": np.zeros((3, 2)) for number in range(groups) for key in "xy"})
     looks = [create_autospec(look, side_effect=look) for look in (h5py.Group.get, h5py.Group.__getitem__)]
     for name, look in zip(("get", "__getitem__"), looks):
         monkeypatch.setattr(h5py.Group, name, look)
     assert len(HDF5Source(path, {"x": "x", "y": "y"}, group="data/*")) == 3 * groups
-    # x, y, the group, and the group that would hold names of categories
-    assert sum(look.call_count for look in looks) <= 5 * groups
+    # x, y, the group, and the groups that would hold names of categories and of columns
+    assert sum(look.call_count for look in looks) <= 5 * groups + 1
 
 
 def test_the_column_of_groups_is_the_name_of_each_sample_s_group(patients, h5):
@@ -312,3 +312,28 @@ def test_a_message_names_what_lacks_and_not_what_was_given(h5, options, said):
 def test_seconds_have_a_place_of_their_own():
     with pytest.raises(ConfigError, match="rows are whole numbers, and seconds are offsets="):
         Field("x", window=(-0.2, 0.8))
+
+
+def test_windows_of_rows_at_two_rates_bring_one_warning(h5, caplog):
+    paths = [h5(f"{rate}.h5", x=np.arange(2000), on=[1.0, 2], hz=rate, t=np.arange(2000) / rate) for rate in (250, 200)]
+
+    def warned(field, paths=paths, **options):
+        caplog.clear()
+        HDF5Source(paths, {"x": field}, rows="on", **options)
+        return [record.getMessage() for record in caplog.records]
+
+    for options in ({"rate": "hz"}, {"time": "t"}):
+        (said,) = warned(Field("x", window=(0, 256)), **options)
+        assert said.startswith(f"{paths[1]} has 200 rows per second, {paths[0]} has 250 rows per second: windows")
+        assert "give offsets= in seconds with time=, or resample" in said
+        assert not warned(Field("x", offsets=[0, 0.5], time="t"), **options)
+        assert not warned(Field("x"), **options)
+        assert not warned(Field("x", window=(0, 256)), paths[:1], **options)
+
+
+def test_an_onset_outside_of_the_recording_gets_no_advice_to_pad(h5):
+    path = h5(x=np.arange(20), on=[1.0, 50])
+    for pad in (None, "last"):
+        said = ["50 s at 10 Hz, row 500, is not one of the 20 rows", "leave it out"]
+        field = Field("x", window=(0, 3), pad=pad)
+        assert "pad=" not in str(refused(ConfigError, said, path, {"x": field}, rows="on", rate=10))

@@ -665,3 +665,28 @@ def test_whole_numbers_that_are_stored_as_floats_are_classes_with_an_integer_dty
     for name, few, said in (("y", ["a", "b"], "row 0: 2 is not one of its 2 classes"), ("half", ["a"], "0.5 is not")):
         with pytest.raises(FormatError, match=said):
             read_from(path, {"y": Field(name, classes=few, dtype=dtype)})
+
+
+@pytest.mark.parametrize("dtype", ["i1", "i8", "f4"])
+def test_numbers_below_0_beside_classes_are_missing(h5, dtype):
+    path = h5(x=np.arange(6), y=np.array([0, 1, -1, 2, -100, 0], dtype), wrong=np.array([0, 1, -1, 2, -3, 7]))
+
+    def source(null, name="y", **more):
+        more = {"dtype": "int64"} if dtype == "f4" and name == "y" else {}
+        return HDF5Source(path, {"x": "x", "y": Field(name, classes=["a", "b", "c"], null=null, **more)})
+
+    assert source("ignore").column("y").tolist() == [0, 1, -100, 2, -100, 0]
+    assert source("drop").column("x").tolist() == [0, 1, 3, 5]
+    with pytest.raises(FormatError, match=r"y, row 2: -1.* is not one of its 3 classes; if −1 .* null='ignore'"):
+        source("error").column("y")
+    with pytest.raises(FormatError, match=r"wrong, row 4: -3 is not one"):
+        source("ignore", "wrong").column("y")
+
+
+def test_a_name_that_is_no_class_is_found_behind_a_missing_value(tmp_path):
+    with h5py.File(path := tmp_path / "x.h5", "w") as file:
+        group = file.create_group("y")
+        group.attrs["encoding-type"], group["codes"] = "categorical", np.array([-1, 0, 2], "i1")
+        group["categories"] = ["a", "b", "c"]
+    field = Field("y", classes=["a", "b"], null="ignore")
+    refused(FormatError, ["row 2", "'c', not one of a, b"], path, {"y": field})

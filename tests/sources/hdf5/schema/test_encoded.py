@@ -76,7 +76,7 @@ def test_another_dataset_says_where_samples_begin_end_or_how_long_they_are(h5, r
     assert got["id"].tolist() == [[4, 5, 6, 7, 8], [-1, -1, 1, 2, 3], [-1] * 5]
     assert got["w"][1].tolist() == [[1, -1], [2, -2], [3, -3], [0, 0], [0, 0], [0, 0]]
     assert got["x_length"].tolist() == got["id_length"].tolist() == [5, 3, 0]
-    refused(FormatError, ["x has 8, y has 3", "write 'x': Field(…, lengths=NAME), or ends="], path, ["x", "y"])
+    refused(FormatError, ["y has 3, x has 8 (5 more)", "write 'x': Field(…, lengths=NAME), or ends="], path, ["x", "y"])
     joined = HDF5Source(path, {"x": Field("x", ragged="concat", **{rule: "cut/plain"})})
     with AsyncLoader(joined, {"batch_size": 3, "shuffle": "none"}) as loader:
         batch = next(loader)
