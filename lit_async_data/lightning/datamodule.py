@@ -37,6 +37,7 @@ from lit_async_data.lightning.stages import (
     evaluation_options,
     loader_of,
     normalizing,
+    shared_data,
     split_sources,
     stage_transforms,
     with_saved_classes,
@@ -194,6 +195,8 @@ class AsyncDataModule(pl.LightningDataModule):
         warnings.filterwarnings("ignore", "Total length of `(list|CombinedLoader)` across ranks is zero")
         stages = {"fit": STAGES[:2], "validate": ("val",), "test": ("test",), "predict": ("predict",)}[stage]
         print_line(self.describe(stages))
+        if stage in ("fit", "test") and not self._split_line:  # a split says it by itself
+            print_line(shared_data(self.sources, stages[-1]) or "", logging.WARNING)
 
     def train_dataloader(self) -> AsyncLoader | list[AsyncLoader]:
         """The loader of the training source; ``[]`` if there is none."""

@@ -260,6 +260,7 @@ def _check_loader(loader: Any, number: int, trainer: pl.Trainer) -> None:
     if loader.options.batch_by is not None:
         raise ConfigError(f"{where} takes samples by length; leave it out for prediction", "batch_by")
     check_whole("predict", loader.source)
+    loader._check_evaluation(predicts=True)
     if loader.order.decks.shuffle != "none" or loader.options.drop_last:
         raise ConfigError(f"{where} shuffles or drops samples; set shuffle=False and drop_last=False for it")
     if loader.options.on_error == "substitute":

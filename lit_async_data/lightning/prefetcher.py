@@ -267,7 +267,7 @@ class DevicePrefetcher(pl.Callback):
         self._active = driven_loaders(loaders)
         for loader in self._active:
             if evaluated and isinstance(loader, AsyncLoader):
-                loader._check_evaluation()
+                loader._check_evaluation(predicts=trainer.predicting)
             self._drive(trainer, loader)
         if around := self._read_around():
             folder = trainer.log_dir or trainer.default_root_dir  # needs every rank: Lightning broadcasts it

@@ -19,7 +19,7 @@ from lit_async_data.engine.hooks import Function, StageTransform, check_callable
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.loader.statistics import Axis, chosen_fields, statistics
 from lit_async_data.errors import ConfigError, FormatError, ManifestError, ResumeError
-from lit_async_data.lightning.loops import drive, on_rank_zero, pl, steps_wanted
+from lit_async_data.lightning.loops import drive, on_rank_zero, pl, rank_zero_only, steps_wanted
 from lit_async_data.lightning.resume import training_steps
 from lit_async_data.options import LoaderOptions
 from lit_async_data.sources.composed.composed import SubsetSource
@@ -36,9 +36,8 @@ def class_names(source: Source) -> dict[str, tuple[str, ...]]:
 
 def with_classes(source: Source, classes: Mapping[str, Sequence[str]]) -> Source:
     """A copy of a source with the class numbers of these names, if the source found its own classes in text."""
-    own = class_names(source)
-    known = {key: names for key, names in classes.items() if key in source.spec.fields}
-    changed = {key: names for key, names in known.items() if own.get(key) != tuple(names)}
+    own, known = class_names(source), source.spec.fields
+    changed = {key: names for key, names in classes.items() if key in known and own.get(key) != tuple(names)}
     return source.with_classes(changed) if changed else source
 
 
@@ -128,9 +127,8 @@ def split_sources(
     whole, parts, lines = source, {"train": source}, []
     if split is not None or (options["by"] is not None and fold is None):
         sides = split_source(source, split, **options)
-        unknown = next((name for name in sides if name not in STAGES), None)
-        if unknown is not None:
-            raise ConfigError(f"{unknown!r} is not one of {', '.join(STAGES)}", "split")
+        if unknown := [name for name in sides if name not in STAGES]:
+            raise ConfigError(f"{unknown[0]!r} is not one of {', '.join(STAGES)}", "split")
         parts, lines = dict(sides), [sides.described]
         if fold is not None:
             rest = [sides[stage].samples for stage in ("train", "val") if stage in sides]
@@ -157,6 +155,29 @@ def checked_sources(by_stage: Mapping[str, Any]) -> dict[Stage, list[Source]]:
     if not any(sources.values()):
         raise ConfigError("there is no source; give one of train, val, test, predict, or source with split", "train")
     return sources
+
+
+@rank_zero_only
+def shared_data(sources: Mapping[Any, Sequence[Source]], stage: Stage) -> str:
+    """A warning about samples of a stage that read what training reads, too; empty if none does."""
+    read: dict[Any, list[Any]] = {}
+    for source in sources["train"]:
+        for _, names, *ranges in source.ranges_read(np.arange(len(source))):
+            ordered = [*map(np.sort, ranges)]
+            for name in names:
+                read.setdefault(name, []).append(ordered)
+    for source in sources[stage]:
+        shared = np.zeros(len(source), bool)
+        for own, names, first, end in source.ranges_read(np.arange(len(source))):
+            for firsts, ends in {id(each): each for name in names for each in read.get(name, ())}.values():
+                shared[own] |= np.searchsorted(firsts, end) > np.searchsorted(ends, first, side="right")
+        if shared.any():
+            ids = source.ids(np.flatnonzero(shared)[:1])
+            place = "{0.file}:{0.group}, row {0.row}".format(source.locate(ids)[0]).replace(":/,", ",")
+            what = f"{shared.sum():,} of {len(source):,} samples of {stage} share data with train, such as sample "
+            cure = f"split one source, and a second of its files by split(other, {{'train': [...], '{stage}': [...]}}"
+            return f"{what}{ids[0]} ({place}); {cure}, by='file')"
+    return ""
 
 
 def evaluation_options(stage: Stage, options: LoaderOptions, overrides: Any) -> LoaderOptions:
@@ -213,9 +234,9 @@ def loader_of(
     if trainer is not None:
         given |= {"rank": trainer.global_rank, "world_size": trainer.world_size, "device": trainer.strategy.root_device}
     loader = AsyncLoader(source, options, **given)
-    loader.evaluation = stage != "train"
     wiring = loader._wiring
     wiring.label = f"{stage}[{number}]" if number else stage
+    loader.evaluation = stage != "train"
     if trainer is not None:
         # Where Ray or torchrun starts the ranks, the Trainer may know of one device only.
         loader.local_world_size = max(trainer.num_devices, ranks_here())

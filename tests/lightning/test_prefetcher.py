@@ -557,6 +557,23 @@ def test_evaluation_refuses_a_mixture_that_repeats_samples(stage, nested):
     assert not steps  # nor is an epoch of training lost
 
 
+def drawn_patches(h5):
+    path = h5(ct=np.zeros((8, 8, 8), "f4"))
+    source = lad.HDF5Source(path, {"x": lad.Field("ct", patch=(4, 4, 4))}, patches_per_volume=4)
+    return lad.AsyncLoader(source, {"batch_size": 2})
+
+
+def test_prediction_refuses_patches_that_are_drawn(h5, tmp_path):
+    model, steps = Learning(), []
+    model.predict_step = model.test_step = lambda *_: steps.append(1)
+    for callback in (lad.DevicePrefetcher(), lad.PredictionWriter(tmp_path / "predictions")):
+        with pytest.raises(lad.ConfigError, match="patches_per_volume draws"):
+            trainer(callback).predict(model, drawn_patches(h5))
+    assert not steps
+    trainer(lad.DevicePrefetcher()).test(model, drawn_patches(h5))
+    assert len(steps) == 2
+
+
 @pytest.mark.filterwarnings("ignore:.training_step. returned .None.")
 def test_training_and_evaluation_take_mixtures_that_may_repeat_there():
     model, steps = Learning(), []

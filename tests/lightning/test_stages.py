@@ -10,9 +10,21 @@ import torch
 from support.lightning.datamodules import dm_of, source
 from support.lightning.trainer import Run
 
-from lit_async_data import AsyncDataModule, Field, HDF5Source, LoaderOptions, Normalize, statistics
+from lit_async_data import (
+    AsyncDataModule,
+    ConcatSource,
+    Field,
+    HDF5Source,
+    LoaderOptions,
+    ManifestSource,
+    MixtureSource,
+    Normalize,
+    SubsetSource,
+    split,
+    statistics,
+)
 from lit_async_data.errors import ConfigError, ResumeError, TransformError
-from lit_async_data.lightning.stages import loader_of
+from lit_async_data.lightning.stages import loader_of, shared_data
 from lit_async_data.testing import ArraySource
 
 
@@ -324,3 +336,105 @@ def test_what_the_error_of_stages_advises_helps(tmp_path, gap):
     assert module.classes == {"y": ("cat", "dog", "eel")}
     with module.val_dataloader()[0] as loader:
         assert next(loader)["y"].tolist() == [1, 2]
+
+
+def said(train, val, stage="val"):
+    return shared_data({"train": [train], "val": [val], "test": [val]}, stage)
+
+
+@pytest.fixture
+def subjects(h5):
+    """Three files, each with a volume and a recording of ten episodes."""
+    values = {"ct": np.zeros((12, 8, 8), "f4"), "eeg": np.zeros((100, 2), "f4"), "other": np.zeros((100, 2), "f4")}
+    return sorted(h5(**values, id=np.repeat(np.arange(10), 10), name=f"s{number}.h5") for number in range(3))
+
+
+def patches(paths, **options):
+    return HDF5Source(paths, {"x": Field("ct", patch=(4, 8, 8))}, **options)
+
+
+def windows(paths, name="eeg", **options):
+    return HDF5Source(paths, {"x": Field(name, window=(-9, 1))}, **options)
+
+
+def test_data_of_training_in_another_stage_are_named_once(subjects):
+    one, other = patches(subjects, patches_per_volume=4), patches(subjects[1:])
+    line = said(SubsetSource(one, range(8)), other)  # of the first two files
+    assert line.startswith(f"3 of 6 samples of val share data with train, such as sample 0 ({subjects[1]}, row 0); ")
+    assert "split(other, {'train': names, 'test': names}, by='file')" in said(one, other, "test")
+    assert not said(SubsetSource(one, range(4)), other)
+
+
+def test_windows_of_one_recording_share_rows_whatever_their_stride(subjects):
+    train, val = windows(subjects, stride=10), windows(subjects, stride=90)
+    assert said(train, val).startswith("6 of 6 samples of val")
+    mixed = MixtureSource({"a": (windows(subjects[:1]), 1), "b": (ConcatSource([train, train]), 1)})
+    assert said(mixed, SubsetSource(val, [5, 4])).startswith(
+        "2 of 2 samples of val share data with train, such as sample 5"
+    )
+    assert not said(train, windows(subjects, "other"))  # as train_x and test_x in one file
+    whole = [HDF5Source(subjects, {"x": Field("eeg", column=column)}) for column in range(2)]
+    assert not said(*whole)
+
+
+@pytest.mark.parametrize("groups", ["file", "time", "episode", None])
+def test_sides_of_a_split_share_nothing(subjects, groups):
+    cut = {
+        "file": patches(subjects, patches_per_volume=4),
+        "time": windows(subjects, stride=2),
+        "episode": HDF5Source(subjects, {"x": Field("eeg", window=(-9, 1), pad="last")}, episodes="id"),
+        None: HDF5Source(subjects, {"x": "eeg"}),
+    }[groups]
+    sides = split(cut, {"train": 0.6, "val": 0.4}, groups=groups)
+    assert not said(sides["train"], sides["val"])
+    assert said(sides["val"], cut).startswith(f"{len(sides['val'])} of {len(cut)} samples" if groups != "time" else "")
+
+
+def test_sources_of_one_table_or_of_the_same_files_share_samples(tmp_path, subjects):
+    (tmp_path / "t.csv").write_text("y\n" + "".join(f"{row}\n" for row in range(5)))
+    some, rest = (ManifestSource(tmp_path / "t.csv", ["y"], filters=[["y", op, 2]]) for op in (">", "<="))
+    whole = ManifestSource(tmp_path / "t.csv", ["y"])
+    assert not said(some, rest)
+    assert said(some, whole).startswith("2 of 5 samples of val share data with train, such as sample 3 (")
+    for name, paths in (("a", "01"), ("b", "12")):
+        (tmp_path / f"{name}.csv").write_text("x\n" + "".join(f"{path}.npy\n" for path in paths))
+    for number in range(3):
+        np.save(tmp_path / f"{number}.npy", np.zeros(3))
+    a, b = (ManifestSource(tmp_path / f"{name}.csv", [{"name": "x", "kind": "npy"}]) for name in "ab")
+    assert said(a, b).startswith("1 of 2 samples of val share data with train, such as sample 0 (")
+    (tmp_path / "rows.csv").write_text(f"x,row\n{subjects[0]},99\n")
+    named = ManifestSource(tmp_path / "rows.csv", [{"name": "x", "kind": "hdf5", "dataset": "eeg"}])
+    assert said(named, windows(subjects)).startswith("1 of 273 samples of val")
+
+
+def test_sources_of_your_own_share_samples_if_they_are_one_object():
+    own = source(10)
+    assert said(SubsetSource(own, [1, 2]), SubsetSource(own, [2, 3])).startswith("1 of 2 samples of val")
+    assert not said(own, source(10))
+
+
+@pytest.mark.parametrize(("stage", "lines"), [("fit", 1), ("test", 1), ("predict", 0)])
+def test_setup_warns_of_shared_data(stage, lines, caplog):
+    own = source(10)
+    dm = dm_of(train=own, val=own, test=own, predict=own)
+    dm.setup(stage)
+    assert sum("share data with train" in record.getMessage() for record in caplog.records) == lines
+
+
+def test_a_split_of_the_module_warns_by_itself(subjects, caplog):
+    dm = AsyncDataModule(source=windows(subjects), split={"train": 1}, groups="file", loader={"batch_size": 2})
+    dm.setup("fit")
+    assert "share data" not in caplog.text
+
+
+@pytest.mark.parametrize("given", ["predict", "split"])
+def test_prediction_refuses_patches_that_are_drawn(subjects, given):
+    drawn = patches(subjects, patches_per_volume=4)
+    options = {"predict": ConcatSource([drawn])}
+    if given == "split":
+        options = {"source": drawn, "split": {"train": 0.5, "predict": 0.5}, "groups": "file"}
+    dm = AsyncDataModule(**options, loader={"batch_size": 2})
+    with pytest.raises(ConfigError, match=r"s0\.h5.*: patches_per_volume draws .* predict on a grid: the same source"):
+        dm.setup("predict")
+    assert len(AsyncDataModule(val=drawn, loader={"batch_size": 2}).val_dataloader()[0]) == 6
+    assert AsyncDataModule(predict=patches(subjects), loader={"batch_size": 2}).predict_dataloader()

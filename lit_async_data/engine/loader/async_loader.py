@@ -195,7 +195,10 @@ class AsyncLoader(BaseLoader):
         self._restart()
         self._take_order(self._scheduled(self._wiring.schedule.seed))
 
-    def _check_evaluation(self) -> None:
+    def _check_evaluation(self, *, predicts: bool = False) -> None:
+        if self.source.chunks.drawn and (predicts or self._wiring.label.startswith("predict")):
+            what = "patches_per_volume draws random parts; predict on a grid: the same source without it"
+            raise ConfigError(f"{self.source.name}: {what}", "predict")
         if isinstance(self.source, MixtureSource) and (mixture := self.order.decks.mixture):
             counts = mixture.counts(len(self) * self.options.batch_size * self.world_size)
             if any(count > len(each) for count, each in zip(counts, self.source.sources, strict=True)):

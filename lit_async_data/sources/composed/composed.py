@@ -100,6 +100,11 @@ class ComposedSource(Source):
                 for key, piece in pieces.items():
                     out[key][positions] = piece
 
+    def ranges_read(self, samples: Indices) -> Iterator[Any]:
+        for number, where, numbers in self._routed(samples):
+            for own, *ranges in self.inside[number].ranges_read(numbers):
+                yield np.arange(len(samples))[where][own], *ranges
+
     def _read_of(self, number: int, numbers: Indices, out: Mapping[str, npt.NDArray[Any]], keys: Words | None) -> None:
         contract.fill(self.inside[number], numbers, out, keys)
 
@@ -179,7 +184,7 @@ class ConcatSource(ComposedSource):
         one_by_one = ((ChunkRun(len(source), 1),) for source in self.sources)
         runs = itertools.chain(*(layout.runs or each for layout, each in zip(layouts, one_by_one, strict=True)))
         names = ["spread", "chunks_per_run", "amplification", "alone", "chunks_per_sample", "overlap"]
-        names += ["compressed", "random", "ahead"]  # true if one is
+        names += ["compressed", "random", "drawn", "ahead"]  # true if one is
         most = {name: max(getattr(layout, name) for layout in layouts) for name in names}
         return contract.StorageLayout(
             tuple(runs) if any(layout.runs for layout in layouts) else (),

@@ -49,6 +49,7 @@ def groups_of(source: Source, given: Any, places: Places, option: str = "groups"
     if not isinstance(given, str):
         return _of_values(source, given, "the given array", option)
     if given.removeprefix(COLUMN) == "episode" and places.episodes is not None:  # ids, also if they are a field
+        _of_values(source, places.episodes, "episode", option)  # `column` puts names of parts before ids
         return _of_values(source, source.column("episode"), "episode", option)
     if given.startswith(COLUMN):
         return _of_column(source, given.removeprefix(COLUMN), option)
@@ -139,7 +140,7 @@ def _matcher(given: str, option: str) -> Callable[[str], str]:
     def naming(path: str) -> str:
         match = pattern.search(path)
         name = match and match[1 if pattern.groups else 0]
-        if name is None:
+        if name is None or not name.strip():  # empty text is the name of no group
             raise ConfigError(f"{pattern.pattern!r} does not match {path}; every path must match", option, file=path)
         return trim(name)
 
@@ -168,11 +169,13 @@ def _of_values(source: Source, given: Any, what: str, option: str) -> Groups:
     trimmed, names = numbered(map(trim, stored))
     if len(names) < len(stored):
         note_names(f"{source.name}: {what}", tuple(stored))
+    if option == "groups" and (blank := [number for number, name in enumerate(names) if not name.strip()]):
+        complete(source, values, what, option, np.flatnonzero(np.isin(trimmed[codes], blank)))
     return Groups(trimmed[codes], names, what)
 
 
-def complete(source: Source, values: npt.NDArray[Any], what: str, option: str) -> npt.NDArray[Any]:
-    missing = np.flatnonzero(_is_missing(values))
+def complete(source: Source, values: npt.NDArray[Any], what: str, option: str, empty: Any = ()) -> npt.NDArray[Any]:
+    missing = np.union1d(np.flatnonzero(_is_missing(values)), empty).astype(np.int64)
     if missing.size:
         first = int(missing[0])
         value = values[first : first + 1].tolist()[0]

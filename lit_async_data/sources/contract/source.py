@@ -11,7 +11,7 @@ import hashlib
 import math
 import os
 import pickle
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -90,6 +90,7 @@ class StorageLayout:
         overlap: Number of following samples that share values with a sample, as overlapping windows do, or its volume,
             as patches do; 0 if none.
         random: Whether `Source.read_random` reads a random part of each sample, such as a random crop of an image.
+        drawn: Whether samples are patches, or points, at random places.
         ahead: Whether `Source.fetch` and `Source.decode` do anything; if not, workers do not call them.
         remote: What comes over a network, and samples of a chunk in ``runs`` together; None if nothing does.
         left_out: Stored data that belong to no sample, in words; empty if there are none.
@@ -112,6 +113,7 @@ class StorageLayout:
     order: Indices | None = dataclasses.field(default=None, compare=False)
     overlap: int = 0
     random: bool = False
+    drawn: bool = False
     ahead: bool = False
     remote: Remote | None = None
     left_out: str = ""
@@ -185,7 +187,7 @@ class Places:
             np.concatenate([places.which + begin for places, begin in zip(listed, first, strict=False)]),
             np.concatenate([places.rows for places in listed]),
             None if any(each is None for each in ids) else np.concatenate(ids),
-        ).distinct(_without_links())
+        ).distinct(without_links())
 
     def distinct(self, real: Callable[[str], str] = str) -> Places:
         """With one part for what several sources read: a file or group, if they share a dataset."""
@@ -230,7 +232,7 @@ class Places:
         return np.argsort(self.which * (self.rows.max() + 1) + self.rows, kind="stable")
 
 
-def _without_links() -> Callable[[str], str]:  # one look at each file, not at all folders above it; addresses stay
+def without_links() -> Callable[[str], str]:  # one look at each file, not at all folders above it; addresses stay
     folder_of = functools.cache(lambda folder: folder if "://" in folder else os.path.realpath(folder))
 
     def real(path: str) -> str:
@@ -448,6 +450,10 @@ class Source(abc.ABC):
         counts = [part.samples for part in self.parts]
         which = np.repeat(np.arange(len(counts)), counts)
         return Places(tuple(self.parts), which, np.arange(which.size) - starts(counts)[which]).distinct()
+
+    def ranges_read(self, samples: Indices) -> Iterator[tuple[Indices, frozenset[Any], Indices, Indices]]:
+        """Places in ``samples``, the data they read, and of these the first rows and ends; themselves by default."""
+        yield np.arange(len(samples)), frozenset([id(self)]), samples, samples + 1
 
     def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]] | None:
         """The group number of each sample, and the names of groups, which ``naming`` makes of the path of its file.

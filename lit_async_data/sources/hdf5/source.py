@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal, Self
 
@@ -31,7 +31,6 @@ from lit_async_data.sources.hdf5.parts import samples as part_samples
 from lit_async_data.sources.hdf5.parts.groups import inspect_files, with_lengths
 from lit_async_data.sources.hdf5.parts.part import ChunkGrouping, PartRequest, StoredPart, common_fields, group_samples
 from lit_async_data.sources.hdf5.parts.samples import JoinedTable, On, Unmatched
-from lit_async_data.sources.hdf5.parts.stored_field import StoredField
 from lit_async_data.sources.hdf5.readers.part_reader import PartReaders, with_categories
 from lit_async_data.sources.hdf5.schema.field import OF_FIELD, Field, FieldLike, PathLike, chosen_files, chosen_layouts
 from lit_async_data.sources.hdf5.storage.handles import refuse_external
@@ -277,6 +276,7 @@ class HDF5Source(Source):
             blocks = 0 if max(sizes) <= WHOLE_BYTES else sum(-(-run.samples // run.rows) for run in runs)
             remote = contract.Remote(nbytes, max(blocks, nbytes >> 20, len(sizes)), files.options["cache"], files.room)
         amplification, alone = map(float, _amplification(self._opened.parts))
+        drawn = any(each.patches and each.patches.drawn is not None for each in fields.values())
         return contract.StorageLayout(
             runs,
             compressed=compressed,
@@ -289,7 +289,8 @@ class HDF5Source(Source):
             chunks_per_sample=fields[grouping.key].chunks_per_sample,
             largest=all(_fits(part, grouping.key) for part in self._opened.parts),
             overlap=max(part.overlap for part in self._opened.parts),
-            random=any(_is_drawn(each) or (each.images and each.images.decoder.is_random) for each in fields.values()),
+            drawn=drawn,
+            random=drawn or any(each.images and each.images.decoder.is_random for each in fields.values()),
             ahead=True,
             left_out=self._opened.left_out,
         )
@@ -304,7 +305,7 @@ class HDF5Source(Source):
     def _fixed_keys(self) -> Words | None:
         """The keys of patches whose places are the same in each epoch; None if none are drawn."""
         parts = self._opened.parts
-        if not any(map(_is_drawn, parts[0].fields.values())):
+        if not self.chunks.drawn:
             return None
         volumes = hashed([part.name for part in self.parts])
         return np.concatenate([derived_keys(key, each.own_rows) for key, each in zip(volumes, parts, strict=True)])
@@ -332,6 +333,15 @@ class HDF5Source(Source):
         rows = places.rows + np.concatenate([each * len(each) for each in own])
         ids = [part.episode_ids[each] for part, each in zip(parts, own, strict=True) if part.episode_ids is not None]
         return dataclasses.replace(places, rows=rows, episodes=np.concatenate(ids) if len(ids) == len(parts) else None)
+
+    def ranges_read(self, samples: Indices) -> Iterator[Any]:
+        for number, which in self._reader.by_part(samples):
+            part = self._opened.parts[number]
+            of = self._opened.identities[part.path][:2], None if part.names is None else part.names.tobytes()
+            read = ((each, field.conversion) for field in part.fields.values() for each in field.datasets)
+            names = frozenset((of, each.name, each.axis, how and how.column) for each, how in read if each.kept is None)
+            rows = part.anchors.rows(samples[which] - self._reader.starts[number])
+            yield which, names, *(np.clip(rows + each, *part.episodes.of(rows)) for each in part.span)
 
     @property
     def stored_parts(self) -> tuple[StoredPart, ...]:
@@ -456,10 +466,6 @@ def _check_rows(sample: Any, rows: Any, of_rows: Mapping[str, Any], *, allow_ext
         if not (time is None or (rate is None and isinstance(time, str))):
             what = f"{of_rows[option]!r}: give the rows per second, rate=, or the dataset of their times, time="
             raise ConfigError(what, option)
-
-
-def _is_drawn(field: StoredField) -> bool:
-    return field.patches is not None and field.patches.drawn is not None
 
 
 def _amplification(parts: Sequence[StoredPart]) -> npt.NDArray[Any]:

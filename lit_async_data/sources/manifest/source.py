@@ -40,6 +40,9 @@ PATH, LABEL = "path", "label"
 # Names of folders for stages, each of which holds all classes.
 _STAGES = ("train", "training", "trn", "val", "valid", "validation", "dev", "test", "testing", "eval", "evaluation")
 
+# The rows of a table whose paths may be compared with those of other tables; of more, the rows are.
+_FEW = 2**18
+
 _log = logging.getLogger(__name__)
 
 
@@ -372,6 +375,15 @@ class ManifestSource(Source):
 
     def places(self) -> contract.Places:
         return self._fields.rows.places()
+
+    def ranges_read(self, samples: Indices) -> Iterator[Any]:
+        fields, places, real = self._fields, self.places().taken(samples), contract.without_links()
+        yield from (reads for each in fields.hdf5 for reads in each.source.ranges_read(samples))
+        of = [hash(real(each.file)) >> 2 if each.name else id(fields.rows.table.origin) for each in places.parts]
+        by_path = [each for each in fields.files.values() if each.embedded is None and len(self) <= _FEW]
+        own = next((each.paths.named(samples) for each in by_path), None)
+        codes = np.array(of)[places.which] + places.rows if own is None else np.array([hash(each) >> 1 for each in own])
+        yield np.arange(len(samples)), frozenset([own is None]), codes, codes + 1
 
     def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]]:
         """The group number of each sample, and the names of groups, which ``naming`` makes of its first path."""

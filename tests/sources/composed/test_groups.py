@@ -1,10 +1,11 @@
 """Which samples a split keeps together: by values, files, or what an expression finds in paths."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from support.sources.parted import HALVES, files, numbered, parted, side_of
 
-from lit_async_data import ConcatSource, HDF5Source, SubsetSource, folds, split
+from lit_async_data import ConcatSource, HDF5Source, ManifestSource, SubsetSource, folds, split
 from lit_async_data.errors import ConfigError
 from lit_async_data.order.weights import class_weights
 from lit_async_data.sources.composed.split import groups_of
@@ -158,3 +159,32 @@ def test_a_word_that_is_a_rule_and_a_column_is_refused():
     assert "8 of 16 groups" in split(source, HALVES, groups="rule:group").described
     assert "4 of 8 groups" in split(source, HALVES, groups="column:group").described
     assert split(source, HALVES, groups="rule:time").described.startswith("split by time")
+
+
+@pytest.mark.parametrize("empty", ["", "  ", b""])
+@pytest.mark.parametrize("cut", [lambda *given, **named: split(*given, HALVES, **named), folds])
+def test_an_empty_name_is_no_group(empty, cut):
+    values = np.array([b"a" if isinstance(empty, bytes) else "a", empty, "b", "c", empty], object)
+    with pytest.raises(
+        ConfigError, match=r"no value \(.*\) for sample 1 \(row 1 of .*\), nor for 1 other; add a value, or"
+    ):
+        cut(numbered(5), groups=values)
+
+
+def test_an_empty_name_of_a_subject_is_no_group_wherever_it_is_stored(tmp_path, h5):
+    ids, x = ["a", "", "b", "c"], np.zeros((4, 2), "f4")
+    paths = [h5(x=x, who=ids, name=f"{n}.h5") for n in range(3)]
+    (tmp_path / "t.csv").write_text("x,who\n1,a\n2,\n3,b\n")
+    cases = [
+        (HDF5Source(paths, {"x": "x"}), "who"),
+        (HDF5Source(paths, {"x": "x"}, episodes="who"), "episode"),
+        (ManifestSource(tmp_path / "t.csv", ["x"]), "who"),
+        (ManifestSource(pd.DataFrame({"x": [1, 2], "who": ["a", " "]}), ["x"]), "who"),
+    ]
+    for source, groups in cases:
+        with pytest.raises(ConfigError, match="no value"):
+            split(source, HALVES, groups=groups)
+    with pytest.raises(ConfigError, match="does not match"):
+        split(cases[0][0], HALVES, groups="file:(z*)")
+    sides = split(cases[0][0], {"train": ["a"], "val": ["b"]}, by="who")  # as before, without those that have none
+    assert [len(side) for side in sides.values()] == [3, 3]

@@ -203,12 +203,16 @@ class StoredPart:
     @property
     def overlap(self) -> int:
         """The largest number of later samples that share rows, or the volume, with a sample."""
+        return self.anchors.overlap(self.span[1] - self.span[0])
+
+    @property
+    def span(self) -> Span:  # the rows around an anchor that a sample reads; of patches, all
         if any(field.patches for field in self.fields.values()):
-            return self.anchors.count - 1
+            return -(2**61), 2**61
         spans = [field.window.span for field in self.fields.values()]
         # Padding repeats rows between a window and the anchor.
         spans += [(0, 1)] if any(field.window.pad for field in self.fields.values()) else []
-        return self.anchors.overlap(max(end for _, end in spans) - min(begin for begin, _ in spans))
+        return min(begin for begin, _ in spans), max(end for _, end in spans)
 
     @property
     def timed(self) -> list[TimedWindow]:
