@@ -52,6 +52,7 @@ class FieldStatistics:
         class_counts: Samples of each class 0, 1, 2, …; int64, shape (classes,). None if the field has no class names
             and is not one whole number up to 65,535 per sample.
         labels: Whether the values are classes, flags or one integer per sample.
+        ndim: Number of axes of a sample, or of an element, that ``axis`` refers to. None: any.
 
     Example:
         >>> from lit_async_data import statistics
@@ -70,6 +71,7 @@ class FieldStatistics:
     axis: tuple[int, ...] = ()
     class_counts: Array | None = None
     labels: bool = False
+    ndim: int | None = None
 
 
 def first_measured(fields: Mapping[Any, FieldSpec | FieldStatistics]) -> tuple[Any]:
@@ -126,13 +128,13 @@ class Moments(NamedTuple):
         if not self.number.all():
             found = [np.where(self.number, each, np.nan) for each in found]
         mean, std, least, largest, number, nans = (each.reshape(shape)[()] for each in (*found, self.number, self.nans))
-        if field.concat:
-            axis = tuple(each - 1 for each in axis)
+        ndim = len(field.shape) - field.concat
+        axis = tuple(each - field.concat for each in axis)
         if not field.shape:  # the last count is that of numbers too large for a class
             used = max(len(field.classes), len(np.trim_zeros(classes, "b")))
             classes = classes[: 0 if classes[-1:].any() else used]
         return FieldStatistics(
-            mean, std, number, least, largest, nans, axis, classes if classes.size else None, field.labels
+            mean, std, number, least, largest, nans, axis, classes if classes.size else None, field.labels, ndim
         )
 
 
@@ -181,6 +183,8 @@ def _dot(one: Array, other: Array, run: int) -> Array:
 
 
 Fields = str | int | Sequence[str | int]
+Measured = Mapping[Any, FieldStatistics]
+AxisByKey = int | Sequence[int] | Mapping[Any, int | Sequence[int]] | None
 _TYPES = ("float16", "bfloat16", "float32", "float64")
 _FAR = 1000  # standard deviations from 0 to the mean from which on float32 would lose digits that show
 
@@ -276,7 +280,7 @@ class Normalize:
 
     @classmethod
     def of(
-        cls, statistics: Mapping[Any, FieldStatistics], fields: Fields | None = None, *, dtype: str = "float32"
+        cls, statistics: Measured, fields: Fields | None = None, *, dtype: str = "float32", axis: AxisByKey = None
     ) -> Self:
         """Normalises each field by its own mean and standard deviation, along the axes that `statistics` kept.
 
@@ -284,6 +288,7 @@ class Normalize:
             statistics: The result of `statistics`.
             fields: Keys of ``statistics``. None: the first field without classes, flags or one integer per sample.
             dtype: As in `ToFloat`.
+            axis: As in `Normalize`, or by key, if samples have more or fewer axes than those of ``statistics``.
 
         Raises:
             ConfigError: A field has no statistics, no values, or a standard deviation of 0.
@@ -297,12 +302,14 @@ class Normalize:
             ([-1.0, 0.0, 1.0], [1.0, 2.0, 3.0])
         """
         made = cls(scale="stored", fields=first_measured(statistics) if fields is None else fields, dtype=dtype)
+        named = axis if isinstance(axis, Mapping) else dict.fromkeys(made._scalings, axis)
         for key in made._scalings:
             if key not in statistics:
                 raise ConfigError(f"no statistics of {key!r}; choose from {', '.join(map(repr, statistics))}", "fields")
             found = statistics[key]
             _check_spread(key, found)
-            made._scalings[key] = _Scaling(found.mean, found.std, found.axis)
+            own = (found.axis, found.ndim) if (given := named.get(key)) is None else (given, None)
+            made._scalings[key] = _Scaling(found.mean, found.std, *own)
         return made
 
     def kept(self, key: Any, field: FieldSpec) -> Literal["channels"] | tuple[int, ...]:
@@ -330,7 +337,7 @@ class Normalize:
         dtype = self.dtype if self.dtype == "float64" else "float32"
         made = Normalize(scale="stored", fields=self.fields, dtype=dtype)
         for key, each in self._scalings.items():
-            made._scalings[key] = _Scaling(-each.mean / each.std, 1 / each.std, each.axis)
+            made._scalings[key] = _Scaling(-each.mean / each.std, 1 / each.std, each.axis, each.ndim)
         return made
 
     def __call__(self, batch: Any) -> Any:
@@ -372,9 +379,9 @@ class Normalize:
 
 
 class _Scaling:
-    """Mean and standard deviation, and the axes of a sample along which they vary: None for single numbers."""
+    """Mean and standard deviation, and the axes of a sample of ``ndim`` along which they vary: None for one number."""
 
-    def __init__(self, mean: Any, std: Any, axis: int | Sequence[int] | None) -> None:
+    def __init__(self, mean: Any, std: Any, axis: int | Sequence[int] | None, ndim: int | None = None) -> None:
         self.mean, self.std = _checked_numbers("mean", mean), _checked_numbers("std", std)
         if len({self.mean.shape, self.std.shape} - {()}) > 1:
             raise ConfigError(f"{self.std.size} for {self.mean.size} channels of mean; give one for each", "std")
@@ -386,6 +393,7 @@ class _Scaling:
         self.axis = tuple(axis) if isinstance(axis, Sequence) else None if axis is None else (axis,)
         if self.count > 1 and len(self.axis or ()) != arrays[0].ndim:
             raise ConfigError(f"{axis!r} does not name the {arrays[0].ndim} axes of mean and std", "axis")
+        self.ndim = ndim
         self._arrays, self._by_device = arrays, dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]]()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -408,13 +416,15 @@ class _Scaling:
             return scale.reshape(()), shift.reshape(())
         axes = [axis + 1 if axis >= 0 else axis + values.ndim for axis in self.axis or ()]
         sizes = [values.shape[axis] if 0 < axis < values.ndim else None for axis in axes]
-        if sizes != list(scale.shape) or len({*axes}) < len(axes):
+        other = self.ndim not in (None, values.ndim - 1)
+        if other or sizes != list(scale.shape) or len({*axes}) < len(axes):
             there = f"{' × '.join(str(size or 'none') for size in sizes)} on axis {', '.join(map(str, axes))}"
+            there += f", and {values.ndim} axes, while the samples of the statistics have {self.ndim} and N" * other
             letters = {3: '"NWC", or "NC" for windows of rows', 4: '"NHWC"', 5: '"NDHWC"'}
-            layout = f'layout={{"x": {letters[values.ndim]}}}' if values.ndim in letters else "layout"
+            layout = f'layout={{"x": {letters[values.ndim]}}}' if values.ndim in letters and not other else "layout"
             what = f"{' × '.join(map(str, scale.shape))} channels, but a batch of the field has {there}: its shape is "
             what += f"{tuple(values.shape)}; give one number, or one for each channel. If another axis holds the "
-            what += f"channels, name it with axis, or name the axes with the source's {layout}"
+            what += f"channels, name it with axis (1 behind the rows of a window), or by the source's {layout}"
             raise ConfigError(what, "mean, std")
         shape = [size if axis in axes else 1 for axis, size in enumerate(values.shape)]
         order = sorted(range(len(axes)), key=axes.__getitem__)
@@ -425,7 +435,7 @@ def _check_spread(key: Any, found: FieldStatistics) -> None:
     for wrong, what, advice in (
         (found.count == 0, "no values but NaN", "leave the field out, or correct its fill values"),
         (~np.isfinite(found.std), "infinite values", "mask them where they are stored"),
-        (found.std == 0, "only one value", "Normalize(mean, np.where(std > 0, std, 1), scale='stored') makes it 0"),
+        (found.std == 0, "only one value", "write Normalize(mean, np.where(std, std, 1), scale='stored', axis=AXIS)"),
     ):
         if np.any(wrong):
             where = f" at {tuple(np.argwhere(wrong)[0].tolist())} of axis {found.axis}" if found.axis else ""

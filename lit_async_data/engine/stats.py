@@ -107,7 +107,7 @@ class LoaderStats:
         device: How long the device waited; None if it has no streams, and waits whenever the consumer does.
         gap_s: Seconds spent inside ``next`` for the first batches of all epochs.
         transform_s: Seconds in which ``next`` ran ``device_transform``, as on a CPU.
-        hooks_s: Seconds in which Lightning's batch transfer hooks ran, if `DevicePrefetcher` measures them.
+        hooks_s: Seconds in which Lightning's batch transfer hooks ran, if you override one under `DevicePrefetcher`.
         workers: Workers at this moment; 0 where the consumer reads.
         slots: Slots of memory at this moment, each for one batch, or for several that are small.
     """
@@ -168,7 +168,7 @@ CAUSES = {
     "decode": " for data, mostly for decoding",
     "transform": " for data, mostly for sample_transform and batch_transform",
     "device": " in device_transform, which runs in the loop on a CPU",
-    "hooks": " in the hooks on_before_batch_transfer, transfer_batch_to_device and on_after_batch_transfer",
+    "hooks": " in {hooks}",
 }
 HINTS = {
     "": "",
@@ -204,7 +204,7 @@ class Verdict(NamedTuple):
     work: Work = NO_WORK
     begins: bool = False  # whether most of the wait was for the first batch; ``cause`` then explains the rest
 
-    def sentence(self, who: str, total: str, prefix: str = "loader.") -> str:
+    def sentence(self, who: str, total: str, prefix: str = "loader.", hooks: str = "your batch transfer hooks") -> str:
         """A sentence; ``who`` waited, a share of ``total``, and ``prefix`` stands before options of the loader."""
         stages = [getattr(self.work, stage).seconds for stage in STAGES]
         parts = [f"{name} {100 * each / sum(stages):.0f} %" for name, each in zip(STAGES, stages, strict=True) if each]
@@ -213,7 +213,7 @@ class Verdict(NamedTuple):
         shares = f" ({', '.join(parts)})" if self.cause in STAGES and parts else ""
         hint = HINTS[self.hint].format(prefix=prefix, value=self.value)
         waited = "spent" if self.cause in ("device", "hooks") else "waited"
-        cause = CAUSES[self.cause]
+        cause = CAUSES[self.cause].format(hooks=hooks)
         cause = f"{CAUSES['first']}; after it{cause.removeprefix(' for data')}" if self.begins else cause
         return f"{who} {waited} {100 * self.share:.1f} % of {total}{cause}{shares}{hint}"
 

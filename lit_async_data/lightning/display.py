@@ -102,6 +102,7 @@ class Verdicts:
     def __init__(self) -> None:
         self.evaluated: dict[str, Wait] = {}  # waits over all runs of each evaluation loop, by stage
         self._watches: dict[str, Watch] = {}
+        self.hooks = ""  # of the batch transfer that the user overrides
         self._said: dict[tuple[str, str, str], float] = {}  # the last share of each stage, cause and hint
 
     def begin(self, stage: str, loaders: Sequence[Loader]) -> None:
@@ -146,7 +147,7 @@ class Verdicts:
             return ""
         self._said[sentence] = found.share
         prefix = "loader." if stage == "train" else f"data.{stage}_loader."
-        return found.sentence(who, f"{waited.total_s:.1f} s", prefix)
+        return found.sentence(who, f"{waited.total_s:.1f} s", prefix, self.hooks)
 
 
 def summary_lines(loader: AsyncLoader) -> list[str]:

@@ -13,7 +13,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,11 +37,10 @@ from lit_async_data.options import explains_names, whole
 HOST_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device")
 
 
-def overridden_host_hook(trainer: pl.Trainer) -> str | None:
-    """The user's hook that gets batches in host memory, as ``"Model.transfer_batch_to_device"``; None without one."""
+def overridden(trainer: pl.Trainer, hooks: Sequence[str]) -> list[str]:
+    """Those of the hooks that the user overrides, as ``"Model.transfer_batch_to_device"``."""
     owners = [each for each in (getattr(trainer, "datamodule", None), trainer.lightning_module) if each is not None]
-    found = (f"{type(owner).__name__}.{hook}" for hook in HOST_HOOKS for owner in owners if is_overridden(hook, owner))
-    return next(found, None)
+    return [f"{type(owner).__name__}.{hook}" for hook in hooks for owner in owners if is_overridden(hook, owner)]
 
 
 class Takeover:
@@ -76,7 +75,7 @@ class Takeover:
         if any(wrapper.loader is loader for wrapper in self._wrappers):  # wrapped for another stage
             loader = with_own_iterator(loader)
         # Chosen now and not when training begins: Lightning takes a batch earlier from a loader without length.
-        device = torch.device("cpu") if overridden_host_hook(trainer) is not None else trainer.strategy.root_device
+        device = torch.device("cpu") if overridden(trainer, HOST_HOOKS) else trainer.strategy.root_device
         wrapper = prefetched(loader, 2 if device_depth is None else device_depth, device)
         wrapper.sharded_by_trainer = True
         drive(wrapper, weakref.ref(trainer))
@@ -162,7 +161,9 @@ class DevicePrefetcher(pl.Callback):
         """Wrap the DataLoaders of this run, and show in the progress bar how full the queues are."""
         self._takeover.attach(trainer, self.device_depth)
         self._gauge.close()
-        self._gauge.callback(Replacement(trainer.strategy, "batch_to_device", self._moved).undo)
+        if own := overridden(trainer, [*HOST_HOOKS, "on_after_batch_transfer"]):
+            self._verdicts.hooks = " and ".join(own)
+            self._gauge.callback(Replacement(trainer.strategy, "batch_to_device", self._moved).undo)
         if stage == "fit" and trainer.progress_bar_callback is not None and not quiet():
             self._gauge.callback(Replacement(trainer.progress_bar_callback, "get_metrics", with_fill).undo)
 
@@ -298,10 +299,10 @@ class DevicePrefetcher(pl.Callback):
         if self.device_depth is not None:
             loader.device_depth = self.device_depth
         on_device = streams.has_streams(loader.device) or streams.has_streams(trainer.strategy.root_device)
-        if on_device and (hook := overridden_host_hook(trainer)) is not None:
+        if on_device and (own := overridden(trainer, HOST_HOOKS)):
             if not self._hook_announced:
-                what = f"{hook} is your own hook: DevicePrefetcher prefetches into host memory only, device_transform "
-                print_line(f"{what}runs there too, and your hook moves batches to the device")
+                what = f"{own[0]} is your own hook: DevicePrefetcher prefetches into host memory only, "
+                print_line(f"{what}device_transform runs there too, and your hook moves batches to the device")
             self._hook_announced = True
             loader.device = "cpu"
         drive(loader, weakref.ref(trainer))
@@ -309,7 +310,7 @@ class DevicePrefetcher(pl.Callback):
         self._driven.add(loader)
 
     def _moved(self, batch_to_device: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        """Move a batch, and count the time of Lightning's hooks since the loader handed it out."""
+        """Move a batch, and count the time of the user's hooks since the loader handed it out."""
         moved = batch_to_device(*given, **named)
         last = max((each._run for each in self._active), key=lambda run: run.asked_s, default=None)
         if last is not None and last.asked_s != self._asked_s:  # else the batch was asked for before the last step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import operator
 import os
@@ -35,11 +36,13 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "delimiter": {"metavar": "CHARACTER", "help": "separator of cells, if neither comma nor tab (CSV, TSV)"},
     "encoding": {"metavar": "NAME", "help": "encoding of the text, if not UTF-8, such as cp1252 (CSV, TSV)"},
 }
+_json: Any = functools.partial(json.loads)
+_json.__name__ = "JSON (such as '{\"anon\": true}')"  # argparse says: invalid JSON (…) value
 # How files are reached.
 ACCESS: dict[str, dict[str, Any]] = {
     "cache": {"metavar": "FOLDER", "help": "folder that keeps what was read of remote files and slow mounts"},
     "cache_limit": {"metavar": "SIZE", "help": "the most bytes there, such as 400GB"},
-    "storage_options": {"type": json.loads, "metavar": "JSON", "help": "of the store, such as '{\"anon\": true}'"},
+    "storage_options": {"type": _json, "metavar": "JSON", "help": "of the store, such as '{\"anon\": true}'"},
 }
 IMAGE = ("image_size", "resize", "mode")  # in HDF5 files, options of the fields that are encoded images
 # By source: the configuration of `train.py`, the part that builds it, the name of its first argument, its options.

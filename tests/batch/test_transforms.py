@@ -107,7 +107,10 @@ def test_wide_types_are_normalised_on_mps_which_has_no_float64(monkeypatch):
     [
         (np.nan, r"^statistics: 'x' has no values but NaN at \(1,\) of axis \(0,\).*; leave the field out"),
         (np.inf, r"^statistics: 'x' has infinite values at \(1,\)"),
-        (7, r"^statistics: 'x' has only one value at \(1,\).*np\.where\(std > 0, std, 1\)"),
+        (
+            7,
+            r"^statistics: 'x' has only one value at \(1,\).*np\.where\(std, std, 1\), scale='stored', axis=AXIS",
+        ),
     ],
 )
 def test_a_channel_without_spread_is_named(value, said):
@@ -118,9 +121,28 @@ def test_a_channel_without_spread_is_named(value, said):
         Normalize.of(found)
     if value == 7:  # the advice
         mean, std = found["x"].mean, found["x"].std
-        assert not Normalize(mean, np.where(std > 0, std, 1), scale="stored", axis=0)(torch.from_numpy(x))[:, 1].any()
+        made = Normalize(mean, np.where(std, std, 1), scale="stored", axis=(0,))
+        assert not made({"x": torch.from_numpy(x)})["x"][:, 1].any()
     with pytest.raises(ConfigError, match=r"^fields: no statistics of 'z'; choose from 'x'"):
         Normalize.of(found, "z")
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 8, 8), (3, 2, 8, 8), (2,)])  # a window of 2 or 3 rows, and a mean of images
+def test_statistics_of_rows_need_the_axis_of_samples_with_other_axes(shape):
+    rows = np.stack([np.linspace(0, 2, 64), np.linspace(100, 300, 64)]).reshape(1, 2, 8, 8)
+    found = statistics(ArraySource({"x": rows}))["x"]
+    values = torch.from_numpy(rows[0].mean((1, 2)) if len(shape) == 1 else np.stack([rows[0]] * shape[0]))
+    said = rf"^mean, std: 2 channels, .* of the statistics have 3 and N: .*\(1, {shape[0]}.* name it with axis \(1 be"
+    for normalize in (made := Normalize.of({"x": found, "y": found}, ["x", "y"])), made.inverse:
+        with pytest.raises(ConfigError, match=said):
+            normalize({"x": values[None], "y": torch.from_numpy(rows)})
+    axis = len(shape) > 1
+    made = Normalize.of({"x": found, "y": found}, ["x", "y"], axis={"x": int(axis)})
+    made = made({"x": values[None], "y": torch.from_numpy(rows)})
+    assert torch.allclose(made["x"].movedim(1 + axis, 0).flatten(1).mean(1), torch.zeros(2), atol=1e-5)
+    assert torch.allclose(made["y"].mean((0, 2, 3)), torch.zeros(2), atol=1e-5)
+    one = Normalize.of({"x": found}, axis=axis)({"x": values[None]})
+    assert torch.equal(one["x"], made["x"])
 
 
 @pytest.mark.parametrize("labels", [np.arange(5), np.arange(5) > 2, np.eye(5, dtype="?")])

@@ -215,10 +215,12 @@ def test_what_is_said_of_lengths_that_differ_helps(h5):
 
 
 def test_a_field_without_an_axis_of_samples_is_not_pointed_to_a_layout(h5):
-    path = h5(t2m=np.zeros((12, 4, 6)), height=np.zeros((4, 6)))
-    said = ["t2m has 12", "height has 4", "height has the shape of one row of t2m", "leave 'z' out", "device_transform"]
-    error = refused(FormatError, said, lambda: HDF5Source(path, {"x": "t2m", "z": "height"}))
-    assert "layout" not in str(error)
+    path = h5(t2m=np.zeros((12, 4, 6)), all=np.zeros((12, 2, 4, 6)), height=np.zeros((4, 6)), latitude=np.zeros(4))
+    for name in ("t2m", "all"):
+        said = [f"{name} has 12", "height has 4", f"height has the shape of one row of {name}", "leave 'z' out", "once"]
+        error = refused(FormatError, said, lambda name=name: HDF5Source(path, {"x": name, "z": "height"}))
+        assert "layout" not in str(error)
+    refused(FormatError, ["share it, leave 'z' out"], lambda: HDF5Source(path, {"x": "t2m", "z": "latitude"}))
 
 
 def test_lengths_that_differ_by_a_wrong_layout_point_to_it(file):

@@ -196,7 +196,7 @@ class Resuming:
             self.report(f"the order is another one than in the checkpoint ({'; '.join(changed)}), from this epoch on")
         elif changed and not (force or self.force):
             bad = "; on_error leaves out bad samples in the middle of an epoch, exclude does not"
-            bad = bad if state.samples != self._now.samples else ""
+            bad = bad if any(each.startswith("samples:") for each in changed) else ""
             if {state.shuffle, now.shuffle} == {"chunk", "global"}:
                 bad += "; if the files have moved: those that were local keep their order with shuffle='global', those "
                 bad += "behind a network with cache=FOLDER of the source"

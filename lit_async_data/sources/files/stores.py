@@ -346,7 +346,7 @@ class ObjectStore(Store):
         return data
 
     def _got(self, name: str, begin: int, end: int, **condition: str) -> tuple[Version, memoryview]:
-        with self._errors(name, f", bytes {begin} to {end}"):
+        with self._errors(name, f", bytes {begin} to {end}" * ((begin, end) != (0, 2**32))):  # a whole file
             client = self._client  # first, since it tells whether obstore is there
             found = obstore.get(client, parts_of(name)[1], options={"range": (begin, end), **condition})
             meta, pieces = found.meta, list[Any]()  # made anew at each look

@@ -117,7 +117,7 @@ class Transport:
                 raise StalledError(f"{name}: no answer for {self._timeout_s:g} s; check the network", file=name)
             elif not started.done() and silent > self._warn_s:
                 self._warn_s *= 2
-                what = "%s: no answer for %.0f s; waiting for at most %g s; check the network and the address"
+                what = "%s: no answer for %.0f s; waiting for at most %g s, until the store gives up; check the address"
                 _log.warning(what, name, silent, self._timeout_s)
         if started.cancelled() or not started.done():
             raise ClosedError(f"{name}: the source was closed")

@@ -12,6 +12,7 @@ from support.range_server import patience
 
 from lit_async_data.errors import ChangedError, FormatError, MissingError, StoreError
 from lit_async_data.sources.files import stores as stores_module
+from lit_async_data.sources.files.files import MOST_WHOLE_BYTES
 from lit_async_data.sources.files.stores import ObjectStore
 
 obstore = pytest.importorskip("obstore")
@@ -81,8 +82,9 @@ def test_what_the_store_refuses_is_named(server, store, status, kind):
 
 def test_why_nothing_answers_is_said():
     """In words of the system, and not of obstore."""
-    with pytest.raises(StoreError, match=r"x\.h5, bytes 0 to 1: .*\(.*Connection refused.*\); check the network"):
-        ObjectStore("http://127.0.0.1:9", patience(1)).head("http://127.0.0.1:9/x.h5", 1)
+    for nbytes, place in ((1, ", bytes 0 to 1"), (MOST_WHOLE_BYTES, "")):
+        with pytest.raises(StoreError, match=rf"x\.h5{place}: .*\(.*Connection refused.*\); check the network"):
+            ObjectStore("http://127.0.0.1:9", patience(1)).head("http://127.0.0.1:9/x.h5", nbytes)
 
 
 def test_a_proxy_is_asked(server, tmp_path):

@@ -209,4 +209,5 @@ def test_fill_says_what_found_no_room(typed, capsys):
 def test_options_of_a_store_are_json(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["inspect", "s3://bucket/x.h5", "--storage-options", "{anon: true}"])
-    assert "argument --storage-options: invalid loads value: '{anon: true}'" in capsys.readouterr().err
+    said = """argument --storage-options: invalid JSON (such as '{"anon": true}') value: '{anon: true}'"""
+    assert said in capsys.readouterr().err

@@ -96,7 +96,7 @@ def test_a_silent_store_is_named_after_5_s_and_again_as_the_silence_doubles(monk
         silent.set_running_or_notify_cancel()
         with pytest.raises(StalledError, match=f"{name}: no answer for 180 s"):
             transport.result_of(silent, name)
-        return [record.getMessage().partition("; waiting for at most 180 s; check")[0] for record in caplog.records]
+        return [record.getMessage().partition("; waiting for at most 180 s, until")[0] for record in caplog.records]
 
     sent.append(15)  # then bytes come
     assert warned("s3://b/x") == [f"s3://b/x: no answer for {after} s" for after in (6, 12, 21, 42, 81, 162)]

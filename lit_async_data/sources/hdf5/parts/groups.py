@@ -25,7 +25,7 @@ from lit_async_data.sources.hdf5.parts import stored_field
 from lit_async_data.sources.hdf5.parts.part import PartRequest, StoredPart, inspect_file, inspect_part, value_of
 from lit_async_data.sources.hdf5.parts.samples import KEY
 from lit_async_data.sources.hdf5.parts.stored_field import Lacking, StoredField
-from lit_async_data.sources.hdf5.schema import encoded
+from lit_async_data.sources.hdf5.schema import categories, encoded
 from lit_async_data.sources.hdf5.schema import field as field_schema
 from lit_async_data.sources.hdf5.schema.categories import Coded, Conversion, enumerated, find_coded, is_numbered
 from lit_async_data.sources.hdf5.schema.field import IMAGE, VARIABLE, Field, changed
@@ -434,7 +434,8 @@ def _field(group: _Root, key: str, name: str, request: PartRequest, columns: Col
     numbering, spec = stored_field.numbered_spec(first, field, row, stored, where)
     converted = (numbering and numbering.targets) or spec.dtype != stored.spec.dtype
     conversion = Conversion(stored, numbering=numbering, null=field.null) if converted else None
-    return StoredField(sequences if stored.shape[1:] else stored, spec, conversion=conversion)
+    packed = () if first.names else categories.packing_of(group, in_group(name, names, 0))
+    return StoredField(sequences if stored.shape[1:] else stored, spec, conversion=conversion, raw=packed)
 
 
 def _coded_alike(group: OpenGroup, name: str, names: Any) -> Coded:
@@ -476,7 +477,7 @@ def _padded(part: StoredPart, key: str, request: PartRequest) -> dict[str, Store
         raise ConfigError(f"{of_key.located}: samples of variable length {needs}; change the field", f"fields.{key}")
     row = dataclasses.replace(sequences.spec, shape=sequences.spec.shape[1:])
     spec = encoded.padded_spec(sequences.lengths, field.max_length, row, of_key.values)
-    return stored_field.padded_fields(key, field, dataclasses.replace(sequences, spec=spec))
+    return stored_field.padded_fields(key, field, dataclasses.replace(sequences, spec=spec), of_key.raw)
 
 
 def _as_one(

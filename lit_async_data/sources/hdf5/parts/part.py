@@ -529,10 +529,10 @@ def _at_anchors(field: StoredField, anchors: Indices) -> StoredField:
 def _advice(fields: Mapping[str, StoredField], *, chosen: bool, episodic: bool) -> str:
     for key, field in fields.items():
         shape = field.values.shape
-        same = [each for each in fields.values() if len(shape) > 1 and each.values.shape[1:] == shape]
+        same = [each for each in fields.values() if len(shape) > 1 and each.values.shape[1:][-len(shape) :] == shape]
         if same:
-            what = f"{field.located.name} has the shape of one row of {same[0].located.name}: if all samples share it,"
-            return f"{what} leave {key!r} out of fields, and add it to the batch in device_transform"
+            what = f"{field.located.name} has the shape of one row of {same[0].located.name}, or of its last axes: "
+            return f"{what}if all samples share it, leave {key!r} out, read it once and add it in device_transform"
     key, field = min(fields.items(), key=lambda item: item[1].located.rows)
     name = str(field.located).removeprefix(f"{field.located.path}:/")
     if chosen and not field.spec.shape:
@@ -550,7 +550,7 @@ def _advice(fields: Mapping[str, StoredField], *, chosen: bool, episodic: bool) 
         f"{question}a sample takes the same row of each, or a window around it, and rows= chooses among these rows. "
         f"{ends}If one row of {name} belongs to several of the {longest.located.rows}, store its row number for each "
         f"of them in a dataset, and write fields={{{key!r}: Field({name!r}, lookup=NAME)}} with the name of that "
-        f"dataset; {name} is then kept in memory"
+        f"dataset; {name} is then kept in memory. If all samples share it, leave {key!r} out and add it in a transform"
     )
 
 

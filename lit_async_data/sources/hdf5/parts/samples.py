@@ -308,8 +308,11 @@ def log_warnings(parts: Sequence[StoredPart], spec: BatchSpec, request: PartRequ
     ends += [(each, each.episodes.ends[-1], each.rows) for each in parts if each.given_episodes and not each.steps]
     for left in [each for each in ends if each[1] < each[2]][:1]:
         _log.warning("%s: the last end is at %d of %d rows; if ends are last rows, write each plus 1", *left)
-    for name, listed in {str(field.located): ", ".join(field.packed) for field in fields if field.packed}.items():
-        _log.warning("%s: has %s, but values come as stored; Field(mask_and_scale=True) applies it", name, listed)
+    every = ((each for of in own.fields.values() for each in of.channels or (of,)) for own in parts)
+    found = ({str(each.values): each for each in own if each.packed or each.raw} for own in every)
+    for name, field in next(filter(None, found), {}).items():
+        cure = "Field(mask_and_scale=True) applies it" if field.packed else "unpack them in a transform"
+        _log.warning("%s: has %s, but values come as stored; %s", name, ", ".join(field.packed or field.raw), cure)
 
 
 def with_longest(parts: Sequence[StoredPart]) -> list[StoredPart]:

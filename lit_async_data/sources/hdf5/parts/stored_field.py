@@ -17,7 +17,7 @@ from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.hdf5.schema import categories, encoded
 from lit_async_data.sources.hdf5.schema.categories import PACKING, Coded, Conversion, Numbering, Packing
 from lit_async_data.sources.hdf5.schema.encoded import StoredImages, StoredRanges, StoredSequences
-from lit_async_data.sources.hdf5.schema.field import ROWS, VARIABLE, Field, changed
+from lit_async_data.sources.hdf5.schema.field import ROWS, VARIABLE, Field, changed, left_out
 from lit_async_data.sources.hdf5.schema.inspect import OpenGroup, StoredDataset
 from lit_async_data.sources.hdf5.schema.patches import POINTS, StoredPatches, elements_of, inspect_patches
 from lit_async_data.sources.hdf5.select import ROW, Episodes, Steps, TimedWindow, Window
@@ -43,6 +43,7 @@ class StoredField:
     conversion: Conversion | None = None
     mask: bool = False  # whether the field marks the rows of windows that lie inside their episode
     packed: tuple[str, ...] = ()  # NetCDF attributes of packed values that are delivered as stored
+    raw: tuple[str, ...] = ()  # the same where mask_and_scale does not apply
     fill: float = 0  # padding of samples of variable length
     text: Field | None = None  # the user's field, if values are numbers of text; else None
     channels: tuple[StoredField, ...] = ()  # a field for each channel; empty if the field is one dataset
@@ -141,7 +142,7 @@ def inspect_field(group: OpenGroup, key: str, field: Field, layout: str | None, 
     if field.stacked:
         return _stacked(key, layout, [inspect_field(group, key, each, layout, drawn) for each in field.stacked])
     if field.places:
-        return _patches(key, field, inspect_patches(group, field, layout, where, drawn))
+        return _patches(group, key, field, inspect_patches(group, field, layout, where, drawn))
     if field.decode:
         return _with_window(key, field, _inspect_images(group, key, field, layout))
     node = group.node(name)
@@ -186,8 +187,7 @@ def _inspect_numbers(group: OpenGroup, field: Field, layout: str | None, where: 
     numbered = numbering is not None and bool(numbering.targets)
     steps = stored.member, table, field.column, packing, coded.mask
     converted = cast or numbered or any(step is not None for step in steps)
-    as_stored = not (packing or looked_up.member or coded.names)
-    packed = tuple(name for name in PACKING if as_stored and name in dataset.attrs)
+    packed = () if packing or looked_up.member or coded.names else categories.packing_of(group, looked_up.name)
     return StoredField(stored, spec, conversion=conversion if converted else None, packed=packed)
 
 
@@ -308,12 +308,12 @@ def _inspect_images(group: OpenGroup, key: str, field: Field, layout: str | None
     return StoredField(images, spec)
 
 
-def _patches(key: str, field: Field, stored: StoredPatches) -> Fields:
+def _patches(group: OpenGroup, key: str, field: Field, stored: StoredPatches) -> Fields:
     spec = delivered_spec(field, stored.spec, f"fields.{key}")
     cast = Conversion(stored) if spec.dtype != stored.spec.dtype else None
     place: Any = "points" if field.points else "origin"
     where = FieldSpec((field.points or len(stored.size),), np.dtype(np.int64))
-    found = {key: StoredField(stored, spec, conversion=cast)}
+    found = {key: StoredField(stored, spec, conversion=cast, raw=categories.packing_of(group, stored.name))}
     found[f"{key}_{place}"] = StoredField(dataclasses.replace(stored, holds=place), where)
     if field.pad:
         mask = FieldSpec(stored.size[: stored.spec.masked], np.dtype(bool))
@@ -345,13 +345,14 @@ def _inspect_ranges(
     rows = [name for name in ROWS[:3] if not isinstance(getattr(field, name), str) or name == "time"]
     padding = VARIABLE if isinstance(of, str) else ()
     for option in changed(field, ("column", *rows, "lookup", "mask_and_scale", "classes", "kind", *padding)):
-        raise ConfigError(f"does not apply to {holds}; leave it out", f"fields.{key}.{option}")
+        raise ConfigError(f"does not apply to {holds}; {left_out(option)}", f"fields.{key}.{option}")
     if isinstance(of, str):
         return padded_fields(key, field, encoded.inspect_sparse(group, name, of))
+    packed = categories.packing_of(group, name)
     if isinstance(of, encoded.Delimited):
         cast = field.dtype is not None
-        return padded_fields(key, field, encoded.inspect_variable(group, of, most=field.max_length, cast=cast))
-    return padded_fields(key, field, encoded.inspect_sequences(group, name, of, field.max_length))
+        return padded_fields(key, field, encoded.inspect_variable(group, of, most=field.max_length, cast=cast), packed)
+    return padded_fields(key, field, encoded.inspect_sequences(group, name, of, field.max_length), packed)
 
 
 def in_memory(path: str, name: str, values: Array, *, rows: int = 0, names: Any = None) -> StoredDataset:
@@ -377,7 +378,7 @@ def kept_field(
     return StoredField(dataclasses.replace(stored, dtype=kept.dtype, spec=spec, kept=kept), spec)
 
 
-def padded_fields(key: str, field: Field, found: StoredRanges | StoredSequences) -> Fields:
+def padded_fields(key: str, field: Field, found: StoredRanges | StoredSequences, packed: Any = ()) -> Fields:
     spec = delivered_spec(field, found.spec, f"fields.{key}")
     of = found if isinstance(found, StoredRanges) else found.values
     conversion = Conversion(of) if spec.dtype != found.spec.dtype else None
@@ -385,7 +386,7 @@ def padded_fields(key: str, field: Field, found: StoredRanges | StoredSequences)
         return {key: StoredField(found, spec, conversion=conversion)}
     spec = dataclasses.replace(spec, padded=field.pad_side)
     lengths = in_memory(of.path, of.name, found.lengths, names=of.names)
-    made = StoredField(found, spec, conversion=conversion, fill=field.fill)
+    made = StoredField(found, spec, conversion=conversion, fill=field.fill, raw=packed)
     return {key: made, length_key(key): StoredField(lengths, lengths.spec)}
 
 

@@ -297,6 +297,12 @@ def unknown_text(stored: StoredDataset, row: int, text: str, names: tuple[str, .
 PACKING = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 
 
+def packing_of(group: OpenGroup, name: str) -> tuple[str, ...]:
+    """The attributes that mask_and_scale would apply to values that come as stored. NaN is no marker."""
+    found = getattr(group.node(name), "attrs", {})
+    return tuple(each for each in PACKING if each in found and np.array_equal(found[each], found[each]))
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Packing:
     """How NetCDF packs values: ``stored · scale + offset``, with markers for missing values."""

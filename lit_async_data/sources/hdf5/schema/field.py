@@ -283,6 +283,10 @@ _CHOICES = {
 }
 
 
+def left_out(option: str) -> str:
+    return "leave it out" + ", and unpack in a transform: values come as stored" * (option == "mask_and_scale")
+
+
 def changed(field: Field, options: Iterable[str]) -> list[str]:
     return [name for name in options if getattr(field, name) != _DEFAULTS[name]]
 
@@ -298,8 +302,8 @@ def _check_combination(field: Field) -> None:
     for name in () if field.seconds else changed(field, ("direction", "tolerance")):
         raise ConfigError("needs time=NAME, and offsets=[…] in seconds", name)
     not_patch = set(_DEFAULTS) - PATCH | {"points" if field.patch else "stride"}
-    if field.places and (wrong := changed(field, not_patch)):
-        raise ConfigError(f"does not apply to {'patches' if field.patch else 'points'}; leave it out", min(wrong))
+    if field.places and (wrong := min(changed(field, not_patch), default="")):
+        raise ConfigError(f"does not apply to {'patches' if field.patch else 'points'}; {left_out(wrong)}", wrong)
     if field.stride and len(field.stride) != len(field.patch or ()):
         raise ConfigError(f"{field.stride} needs patch=, the shape of a sample, with as many axes", "stride")
     for name, rows in (("window", field.window), ("offsets", field.offsets)):
@@ -403,7 +407,7 @@ def check_options(fields: Mapping[str, Field], options: AbstractSet[str], where:
         if field.stacked:
             raise ConfigError(f"several datasets are no field {where}; give each a key", f"fields.{key}")
         for option in changed(field, [each for each in _DEFAULTS if each not in options]):
-            raise ConfigError(f"does not apply {where}; leave it out", f"fields.{key}.{option}")
+            raise ConfigError(f"does not apply {where}; {left_out(option)}", f"fields.{key}.{option}")
 
 
 def chosen_groups(file: h5py.File, path: str, group: str | Sequence[str] | None, *, allow_external: bool) -> list[str]:

@@ -10,7 +10,7 @@ from support.files.stored_fields import HOLES, ROWS, numbers, set_attributes
 from support.sources.comparison import assert_same_samples
 from support.sources.oracle import check, read, refused
 
-from lit_async_data import AsyncDataError, Field, HDF5Source, MissingError
+from lit_async_data import AsyncDataError, ConfigError, Field, HDF5Source, MissingError
 
 
 @pytest.mark.parametrize(("shape", "column"), [((ROWS, 4), 4), ((ROWS, 4), 71), ((ROWS,), 0), ((ROWS, 4, 2), 1)])
@@ -43,6 +43,47 @@ def test_packed_values_that_are_not_unpacked_are_mentioned_once(h5, caplog, attr
     (said,) = [record.getMessage() for record in caplog.records if name in record.getMessage()]
     assert next(iter(attributes)) in said
     check(path, fields)
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("t", {}),
+        (Field("t", patch=(2, 2)), {}),
+        (Field(["t", "t"], patch=(2, 2)), {}),
+        (Field("t", points=2), {}),
+        (Field("t", offsets="begins"), {}),
+        ("t", {"sample": "group", "group": "alike/*"}),
+        ("t", {"sample": "group", "group": "longer/*"}),
+        (Field("longer/*/t", patch=(2, 2)), {"sample": "dataset"}),
+    ],
+    ids=str,
+)
+def test_packed_values_of_any_samples_are_mentioned(h5, caplog, field, options):
+    values, begins = np.arange(8, dtype="i2").reshape(4, 2), np.array([0, 1, 4])
+    names = ["t", "alike/0/t", "alike/1/t", "longer/0/t", "longer/1/t"]
+    path = h5(begins=begins, **{name: np.concatenate([values] * (1 + (name == "longer/1/t"))) for name in names})
+    for name in names:
+        set_attributes(path, name, scale_factor=0.5, _FillValue=np.int16(-9))
+    with contextlib.closing(HDF5Source(path, {"x": field}, **options)) as source:
+        assert source.spec["x"].dtype == np.int16
+    (said,) = [each.getMessage() for each in caplog.records if "come as stored" in each.getMessage()]
+    cure = "Field(mask_and_scale=True) applies it" if field == "t" and not options else "unpack them in a transform"
+    assert said.endswith(f"t: has scale_factor, _FillValue, but values come as stored; {cure}")
+    given = {
+        name: value for name, value in vars(Field.of(field)).items() if name in ("name", "patch", "points", "offsets")
+    }
+    if "transform" in cure and isinstance(given["name"], str):
+        with pytest.raises(ConfigError, match=r"mask_and_scale: does not apply .*; leave it out, and unpack in a tr"):
+            HDF5Source(path, {"x": {**given, "mask_and_scale": True}}, **options)
+
+
+def test_a_fill_value_of_nan_says_nothing_of_values_as_stored(h5, caplog):
+    path = h5(nan=numbers((4, 4)).astype("f4"))
+    set_attributes(path, "nan", _FillValue=np.float32(np.nan))
+    for field in ("nan", Field("nan", patch=(2, 2))):
+        HDF5Source(path, {"x": field}).close()
+    assert "come as stored" not in caplog.text
 
 
 @pytest.mark.parametrize(
