@@ -381,7 +381,7 @@ def predicted(outputs: Any, samples: int, where: str) -> dict[str, Values]:
         raise ConfigError(f"{where}: an empty dict; {WANTED}")
     for name in named:
         if not isinstance(name, str) or not name or name in LOCATION_COLUMNS:
-            raise ConfigError(f"{where}: {name!r} cannot be the name of a prediction; give it another one")
+            raise ConfigError(f"{where}: {name!r} cannot be a name; give text other than {', '.join(LOCATION_COLUMNS)}")
     found = {name: _stored(value, f"{where}: {name}") for name, value in named.items()}
     for name, field in fields_of(found).items():
         if (found_samples := len(found[name])) != samples or 0 in field.shape:

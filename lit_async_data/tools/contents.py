@@ -76,6 +76,7 @@ class Dataset:
     kind: str = ""  # of a group, as of `encoding`; else "images", "member", "metadata"; empty for plain values
     axis: str = ""  # the name of its first axis
     samples: int | None = None  # the axis that counts samples, where its format says so
+    across: bool = False  # groups have it as (channels, time), of different times; then `rows` are these
     attributes: tuple[str, ...] = ()
     field: str = ""  # its name in its group
     dtype: np.dtype[Any] = dataclasses.field(default_factory=lambda: np.dtype(object))  # as read
@@ -179,8 +180,8 @@ def _merged(found: Sequence[Dataset], path: str, members: int) -> Iterator[Datas
         yield made
 
 
-def _lengths(nodes: Sequence[Dataset]) -> tuple[int, int] | None:
-    rows = [node.shape[0] for node in nodes if node.shape]
+def _lengths(nodes: Sequence[Dataset], axis: int = 0) -> tuple[int, int] | None:
+    rows = [node.shape[axis] for node in nodes if node.shape]
     return (min(rows), max(rows)) if rows else None
 
 
@@ -294,6 +295,15 @@ class Scope:
     def several(self) -> bool:
         return max(self.count, self.files) > 1
 
+    def unread(self, call: Call) -> list[str]:
+        """A note on others with the name of the first field, in other groups; or of a recording with another number."""
+        first, ends = next(iter(call.fields.values()), ""), digits * ("CN" in call.options.get("layout", {}).values())
+        name = str(first.get("name", "") if isinstance(first, Mapping) else first)
+        every = [name, *of_training(n.field for n in self.nodes if n.kind != "metadata" and "*" not in n.field)]
+        last, *others = (each.rpartition("/")[2].rstrip(ends) for each in every)
+        how = "group= takes groups together whose datasets have the same names and axes, and ConcatSource takes sources"
+        return [f"{others.count(last) - 1} more like {name} are not read: {how}"] if others.count(last) > 2 else []
+
 
 def scopes_of(nodes: Sequence[Dataset], parent: str = "") -> list[Scope]:
     """The datasets outside of groups of equal structure; and each set of such groups."""
@@ -301,11 +311,8 @@ def scopes_of(nodes: Sequence[Dataset], parent: str = "") -> list[Scope]:
     for node in nodes:
         name, slash, below = node.name.removeprefix(parent).partition("/")
         (groups[name] if slash and ("*" not in below or "/" in below) else rest).append(node)
-    alike = collections.defaultdict[str, list[str]](list)
-    for name, inside in groups.items():
-        alike[str([(n.name.removeprefix(f"{parent}{name}/"), n.structure) for n in inside])].append(name)
     siblings, found = [*(node.name.removeprefix(parent) for node in rest), *groups], list[Scope]()
-    for names in alike.values():
+    for names in _alike(groups, parent):
         start = glob.escape(common_start(names).rstrip(digits))
         fitting = [each for each in (f"{start}*", f"{start}[0-9]*") if {*fnmatch.filter(siblings, each)} == {*names}]
         if len(names) < 2 or not fitting or any(has_word(name, f"{TRAINING}|{HELD_OUT}") for name in names):
@@ -317,11 +324,27 @@ def scopes_of(nodes: Sequence[Dataset], parent: str = "") -> list[Scope]:
         pattern = f"{parent}{fitting[0]}"
         names.sort(key=lambda name: any(0 in node.shape for node in groups[name]))  # an empty one tells nothing
         for node, *others in zip(*(groups[name] for name in names), strict=True):
-            node.groups, node.rows = len(names), _lengths([node, *others])
+            node.across = across = len({n.structure for n in (node, *others)}) > 1
+            node.groups, node.rows, node.samples = len(names), _lengths([node, *others], across), across or node.samples
             node.field = node.name.removeprefix(f"{parent}{names[0]}/")
             node.name = f"{pattern}/{node.field}"
         found.append(Scope(groups[names[0]], pattern, f"{parent}{names[0]}", len(names)))
     return [Scope(rest), *found]
+
+
+def _alike(groups: Mapping[str, list[Dataset]], parent: str) -> Iterator[list[str]]:
+    """The names of groups of equal structure, in which recordings (channels, time) may have different times."""
+    kinds = collections.defaultdict[str, dict[str, list[str]]](dict)
+    for name, inside in groups.items():
+        own = [(n.name.removeprefix(f"{parent}{name}/"), n.structure) for n in inside]
+        loose = [(below, kind, *(rest[:-1] if kind in PLAIN else rest)) for below, (kind, *rest) in own]
+        kinds[str(loose)].setdefault(str(own), []).append(name)
+    for equal in kinds.values():
+        names = [*itertools.chain(*equal.values())]
+        datasets = zip(*(groups[name] for name in names), strict=True)
+        differ = [[n.shape for n in each] for each in datasets if len({n.structure for n in each}) > 1]
+        across = all(len({few for few, _ in each}) == 1 and each[0][0] < max(each)[1] for each in differ)
+        yield from [names] if across else equal.values()
 
 
 def attributes_of(group: OpenGroup, scope: Scope) -> dict[str, list[str]]:
@@ -390,6 +413,7 @@ class Report:
             except AsyncDataError as error:
                 errors.append(f"{each.call.python().splitlines()[-1]} does not fit: {' '.join(str(error).split())}")
             else:
+                self.notes += [error for error in errors if "classes=" in error][:1]  # of a likelier label
                 return each
         self.notes += errors[:1]
         return None
@@ -453,7 +477,8 @@ def text_of(report: Report) -> str:
     datasets = [["dataset", "shape", "type", "stored", "how"]]
     for node in report.datasets:
         rows = ["–".join(f"{n:,}" for n in dict.fromkeys(node.rows))] if node.rows else []
-        shape = "×".join([*rows, *map(str, node.shape[1:])]) or "one value" * bool(node.bytes)
+        sides = [*map(str, node.shape[:1]), *rows] if node.across else [*rows, *map(str, node.shape[1:])]
+        shape = "×".join(sides) or "one value" * bool(node.bytes)
         chunks = [f"chunks of {'×'.join(map(str, node.chunks))}"] if node.chunks else []
         stored = [readable(node.stored_bytes or node.bytes), *node.filters, *chunks] if node.bytes else []
         how = HOW_READ[node.reading] if node.reading else "not read"

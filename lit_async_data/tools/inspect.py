@@ -260,14 +260,13 @@ def hdf5_report(given: Sequence[str], table: str = "", *, suggest: bool = True, 
                 contents.describe(group, node, options)
             known = len(report.suggestions)
             base = report.suggest(suggestions(scope, report.notes) if suggest else [])
+            report.notes += scope.unread(base.call) if base else []
             if columns and base:
                 with heard(report.notes):
                     report.suggest(labelled := list(columns.labelled(base, scope)))
                 report.suggestions[known:] = report.suggestions[-1:]
                 if not labelled:
-                    what = (
-                        "names files or groups, or has the ids of a dataset or of an attribute of its name, each once"
-                    )
+                    what = "names files or groups, or has the ids of a dataset or attribute of its name, each once"
                     how = "on={COLUMN: DATASET}, or on={COLUMN: Field(attr=NAME)} for an attribute of groups"
                     report.notes.append(f"{base.title}: no column of {table} {what}; else give {how}")
             report.groups += [{"name": scope.group, "count": scope.count}] if scope.group else []
@@ -328,11 +327,12 @@ def _patches(scope: Scope, known: Sequence[Dataset]) -> Iterator[Suggestion]:
 
 
 def _around_events(scope: Scope, known: Sequence[Dataset], notes: list[str]) -> Iterator[Suggestion]:
-    """Windows of a recording that begin at events, whose onsets are rows, or seconds if a rate is known."""
+    """Windows that begin at events. Onsets are rows, or seconds with a rate; time is an axis as long as they say."""
     plain = [n for n in known if n.kind in PLAIN and n.dtype.kind in "iuf" and len(n.shape) in (1, 2)]
     for onset in (n for n in plain if n.flat and has_word(n.name, ONSETS)):
-        waves = [n for n in plain if 4 * onset.shape[0] < n.shape[0] and not has_word(n.name, _TIMES)]
-        if (x := max(waves, key=_score, default=None)) is None:
+        waves = [n for n in plain if 4 * onset.shape[0] < max(n.shape) and not has_word(n.name, _TIMES)]
+        beside = re.sub(r"[^./]*$", "", onset.field)
+        if (x := max(waves, key=lambda n: (n.field.startswith(beside), _score(n)), default=None)) is None:
             continue
         scalars, seconds = [n for n in scope.nodes if not n.shape], onset.dtype.kind == "f"
         rates = [{"name": n.field, "attr": name} for n in (x, *scalars) for name in n.attributes]
@@ -341,12 +341,13 @@ def _around_events(scope: Scope, known: Sequence[Dataset], notes: list[str]) -> 
         if seconds and not rates:
             notes.append(f"rows={onset.field!r} with rate= takes windows of {x.field} at these times")
             continue
-        window, beside = [0, min(WINDOW, x.shape[0] // onset.shape[0])], re.sub(r"[^./]*$", "", onset.field)
         labels = [n for n in known if n.shape == onset.shape and n.field.startswith(beside)]
-        for y in (*(n for n in labels if has_word(n.name, _EVENTS)), None):
+        times = [axis for axis, n in enumerate(x.shape) if n > 4 * onset.shape[0] and axis >= x.across]
+        for axis, y in itertools.product(times, (*(n for n in labels if has_word(n.name, _EVENTS)), None)):
+            window, rate = [0, min(WINDOW, x.shape[axis] // onset.shape[0])], rates[0] if seconds else None
             fields = {"x": {"name": x.field, "window": window}, "y": {"name": y.field, "per": "anchor"} if y else None}
             title, how = f"windows of {x.field} around {onset.field}", "window: choose the rows around an event"
-            yield _suggestion(scope, title, fields, [how], rows=onset.field, rate=rates[0] if seconds else None)
+            yield _suggestion(scope, title, fields, [how], layout={"x": "CN" * axis}, rows=onset.field, rate=rate)
 
 
 def _episodes(nodes: Sequence[Dataset]) -> Iterator[Any]:
@@ -390,6 +391,8 @@ def _of_rows(scope: Scope, known: Sequence[Dataset], notes: list[str]) -> Iterat
     masked = any(has_word(n.name, MASKS) and n.shape[:2] == (h, w) for n in masks) and c <= FEW
     image = c in (3, 4) and max(h, w) <= 4 * min(h, w) and x.dtype.kind == "u"
     image = ((image or masked or square) and not x.axis) or x.one_image or has_word(x.axis, SPACE)
+    plain = len(x.shape) == 2 and x.samples is None and not x.kind and not x.axis
+    recording = x.across or (plain and x.shape[1] >= ACROSS * x.shape[0])
     alone: list[Given] = [n.field for n in scope.nodes if not n.shape and has_word(n.name, LABELS)]
     alone += [{"attr": name} for name in scope.attributes if has_word(name, LABELS)]
     if not labels and image and not scope.several:
@@ -398,21 +401,23 @@ def _of_rows(scope: Scope, known: Sequence[Dataset], notes: list[str]) -> Iterat
         notes.append(f"{what}: {many}; Field(NAME, decode='image') decodes images")
     elif not labels and scope.several and (image or alone):
         yield from _whole(scope, "group" if scope.group else "file", x, [*alone, *masks[:1], None])
-    else:
+    elif labels or not recording:
         masks = [n for n in masks if n.shape[:1] == x.shape[:1] and len(n.shape) > 2]
         divided = [*_episodes(() if scope.group else scope.nodes), None]
         for episodes, y in itertools.product(divided, (*labels, *edges[: not labels], *masks[:1], None)):
             for null in ("", "drop") if y is not None and y.kind in CODED else ("",):
                 yield _row_by_row(scope, x, y, masks * (y in labels), null=null, episodes=episodes)
+    for label in (*alone, None) if recording and not labels else ():
+        rows, how = min(WINDOW, x.shape[1]), "window and stride=: choose the rows of a window, and from one to the next"
+        fields = {"x": {"name": x.field, "window": [0, rows]}, "y": label}
+        yield _suggestion(scope, f"windows of {x.field}", fields, [how], layout={"x": "CN"}, stride=rows)
 
 
 def _row_by_row(
     scope: Scope, x: Dataset, y: Dataset | None, masks: Sequence[Dataset], *, null: str, episodes: Any
 ) -> Suggestion:
-    in_time = y is None and not x.kind and not x.axis and len(x.shape) == 2
-    title, layout = x.field, dict[str, str | None]()
-    axis = int(in_time and x.shape[1] >= ACROSS * x.shape[0]) if x.samples is None else x.samples % len(x.shape)
-    fields = {"x": _decoded(x)}
+    axis = x.samples % len(x.shape) if x.samples else 0
+    title, layout, fields = x.field, dict[str, str | None](), {"x": _decoded(x)}
     if y is not None:
         title, axis = f"{x.field} with {y.field}", (_axis(x, y) or 0) if len(y.shape) < 3 else axis
         how = {"column": 0} if len(y.shape) == 2 and y.flat else {"null": null} if null else dict[str, Any]()

@@ -145,7 +145,12 @@ MEANT = [
     (examples.of_pandas, None, "pandas.read_hdf(", "axis1"),
     ({**RAGGED, "label": np.arange(30) % 3}, '{"x": ".", "y": "label"}', "", "window"),
     ({f"seq/{name}": values for name, values in RAGGED.items()}, '{"x": "seq"}', "batch_by=x", "window"),
-    ({"data": np.zeros((64, 9000), "f4"), "gain": np.arange(64)}, '{"x": "data"}, layout={"x": "CN"})', "", "gain"),
+    (
+        {"data": np.zeros((64, 9000), "f4"), "gain": np.arange(64)},
+        '{"x": {"name": "data", "window": [0, 256]}}, stride=256, layout={"x": "CN"})',
+        "",
+        "gain",
+    ),
     (lambda path: examples.grid(path, "time", "lat", "lon"), '{"x": "v"}', "", "level"),
     (examples.netcdf, '{"x": {"name": "t2m", "mask_and_scale": True}}', "", "lat"),
     (lambda path: examples.grid(path, "lat", "lon"), None, "no dataset looks like samples", ""),

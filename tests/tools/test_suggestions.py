@@ -157,6 +157,77 @@ def test_a_compound_table_of_events_has_windows_and_times_need_a_rate():
     assert "rows='events.onset' with rate= takes windows of eeg" in hdf5_report(["times.h5"]).notes[0]
 
 
+def recordings(path, group="S{:02}", *, events=False, of=lambda time, number: (8, time), **label):
+    """A recording for each of 10 subjects, which differ in length."""
+    with h5py.File(path, "w") as file:
+        for number in range(10):
+            eeg = file.create_dataset(f"{group.format(number)}/eeg", of(4000 + 30 * number, number), "f4")
+            eeg.parent.attrs.update(label)
+            if events:
+                eeg.parent["onset"], eeg.parent["label"] = np.arange(number + 4) * 300, np.arange(number + 4) % 2
+
+
+WINDOWS = {"x": {"name": "eeg", "window": [0, 256]}}
+
+
+@pytest.mark.parametrize("group", ["S{:02}", "data/sub-{:x}"])
+def test_recordings_of_groups_have_windows_along_time(group, capsys):
+    recordings("eeg.h5", group, events=True)
+    suggestion = only(hdf5_report(["eeg.h5"]))
+    assert suggestion.call.fields == WINDOWS | {"y": {"name": "label", "per": "anchor"}}
+    assert suggestion.call.options == {"group": group.partition("{")[0] + "*", "rows": "onset", "layout": {"x": "CN"}}
+    assert suggestion.samples == sum(range(4, 14))
+    assert check(suggestion)["x"].shape[1:] == (8, 256)
+    assert main(["inspect", "eeg.h5"]) == 0
+    assert "8×4,000–4,270" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("label", [{}, {"label": 1}])
+def test_recordings_without_events_have_windows_end_to_end(label):
+    recordings("eeg.h5", **label)
+    suggestion = only(hdf5_report(["eeg.h5"]))
+    assert suggestion.call.fields == WINDOWS | ({"y": {"attr": "label"}} if label else {})
+    assert suggestion.call.options == {"group": "S*", "stride": 256, "layout": {"x": "CN"}}
+    check(suggestion)
+    assert main(["pack", "eeg.h5", "-o", "packed.h5"]) == 0
+
+
+def test_onsets_tell_which_axis_is_time():
+    events = {"onset": [10, 500, 1700], "label": [0, 1, 0]}
+    examples.datasets("a.h5", {"eeg": np.zeros((64, 2000), "f4"), **events})
+    examples.datasets("b.h5", {"features": np.zeros((2000, 4096), "f4"), **events})
+    assert check(only(hdf5_report(["a.h5"])))["x"].shape == (3, 64, 256)
+    assert check(only(hdf5_report(["b.h5"])))["x"].shape == (3, 256, 4096)
+
+
+def test_one_of_many_recordings_that_are_not_alike_is_said_to_be_one():
+    recordings("eeg.h5", of=lambda time, number: (8, time) if number % 2 else (time, 8))
+    report = hdf5_report(["eeg.h5"])
+    assert only(report).call.fields["x"]["name"] == "S09/eeg"
+    assert any("9 more like S09/eeg are not read: group=" in note for note in report.notes)
+    recordings("events.h5", events=True)
+    with h5py.File("events.h5", "a") as file:
+        del file["S03/label"]
+    suggestion = only(hdf5_report(["events.h5"]))
+    assert suggestion.call.options["rows"] == "S00/onset"
+    assert suggestion.call.fields["x"]["name"] == "S00/eeg"
+    examples.datasets("rows.h5", {f"lab_{n}/cells": np.zeros((100 + n, 2000), "f4") for n in range(5)})
+    assert only(hdf5_report(["rows.h5"])).samples == 510
+
+
+def test_names_of_classes_that_files_number_differently_are_named():
+    for path, names in (("a.h5ad", ["B", "NK"]), ("b.h5ad", ["NK", "B"])):
+        with h5py.File(path, "w") as file:
+            file["X"], file["obs/donor"] = np.zeros((9, 5), "f4"), np.arange(9)
+            file["obs/cell_type/codes"], file["obs/cell_type/categories"] = np.arange(9) % 2, np.array(names, "S")
+            file["obs/cell_type"].attrs["encoding-type"] = "categorical"
+    report = hdf5_report(["a.h5ad", "b.h5ad"])
+    assert "cell_type" not in only(report).call.python()
+    assert len(report.notes) == 1
+    assert "'y': 'obs/cell_type'" in report.notes[0].replace('"', "'")
+    assert "classes=['B', 'NK']) numbers them by name" in report.notes[0]
+
+
 @pytest.mark.parametrize(("shape", "layout"), [((8, 9), {"x": "NHWC"}), ((8, 9, 1), {"x": "NHWC", "mask": "NHWC"})])
 def test_a_mask_beside_labelled_images_is_a_field(shape, layout):
     datasets = {"images": np.zeros((20, 8, 9, 3), "u1"), "labels": np.arange(20) % 2}

@@ -58,7 +58,8 @@ class JoinedTable:
         self._column, self._what = _column_and_what(on)
         self._skip, self._reader = unmatched == "skip", TableReader(files.copied(table), filters)
         # The fields that are columns of the table.
-        self.fields = {key: field for key, field in fields.items() if not field.attr and self._find(field.dataset)}
+        names = {key: [each.dataset for each in field.stacked or (field,)] for key, field in fields.items()}
+        self.fields = {key: field for key, field in fields.items() if not field.attr and self._find(*names[key])}
         check_options(self.fields, OPTIONS, "to a column of the table")
         try:
             self._table = self._reader.columns([self._column, *(field.dataset for field in self.fields.values())])
@@ -74,11 +75,11 @@ class JoinedTable:
         # The field of ids, by `KEY`; empty if the file or the group of a sample determines its row.
         self.keys = {KEY: dataclasses.replace(of, kind="text", null="error")} if isinstance(of, Field) else {}
 
-    def _find(self, name: str) -> Table | None:
-        if isinstance(self._what, Field) and name == self._what.dataset:
+    def _find(self, *names: str) -> Table | None:
+        if isinstance(self._what, Field) and self._what.dataset in names:
             return None
         with contextlib.suppress(NoColumnError):
-            return self._reader.columns([name])
+            return self._reader.columns(names)
         return None
 
     def join(self, parts: Sequence[StoredPart], order: Sequence[str]) -> list[StoredPart]:

@@ -405,7 +405,7 @@ def chosen_files(path: PathLike | Sequence[PathLike], files: Files) -> dict[str,
 def check_options(fields: Mapping[str, Field], options: AbstractSet[str], where: str) -> None:
     for key, field in fields.items():
         if field.stacked:
-            raise ConfigError(f"several datasets are no field {where}; give each a key", f"fields.{key}")
+            raise ConfigError(f"a list of names does not apply {where}; give each a key", f"fields.{key}")
         for option in changed(field, [each for each in _DEFAULTS if each not in options]):
             raise ConfigError(f"does not apply {where}; {left_out(option)}", f"fields.{key}.{option}")
 
