@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lit_async_data.batch.spec import TENSOR_TYPES, Array, BatchSpec, FieldSpec
+from lit_async_data.batch.spec import Array, BatchSpec, FieldSpec
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.sources.contract.source import Location, Part, Source, StorageLayout, check_range, fill
 
@@ -107,9 +107,7 @@ def check_contract(source: Source, *, samples: int = 50) -> None:
     assert isinstance(spec, BatchSpec), f"spec is {spec!r}, which is not a BatchSpec"
     assert spec.fields, "spec has no fields; name at least one"
     for key, field in spec.items():
-        dtype = field.dtype
-        good = isinstance(dtype, np.dtype) and dtype.isnative and (dtype.kind, dtype.itemsize) in TENSOR_TYPES
-        assert good, f"spec: {key} has dtype {dtype!r}, which no tensor can have"
+        assert field.fits_tensor, f"spec: {key} has dtype {field.dtype!r}, which no tensor can have"
     assert source.spec == spec, "spec returned something else the second time"
     assert isinstance(name, str), f"name is {name!r}; it must be text"
     chosen = np.unique(np.linspace(0, length - 1, min(samples, length)).astype(np.int64))

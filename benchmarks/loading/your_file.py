@@ -73,7 +73,9 @@ class Rows(Dataset[Any]):
         return values | {key: image(values[key].tobytes(), **field) for key, field in self.images.items()}
 
     def value(self, parent: h5py.Group, row: int, name: str = ".", attr: str | None = None, **_: object) -> Any:
-        return parent[name].attrs[attr] if attr else parent[name][row if self.is_row else ()]
+        found = parent[name].attrs[attr] if attr else parent[name][row if self.is_row else ()]
+        # Tensors have the byte order of the machine.
+        return found.astype(found.dtype.newbyteorder("="), copy=False) if hasattr(found, "dtype") else found
 
 
 class Files(Dataset[Any]):
@@ -150,6 +152,8 @@ def main() -> None:
 def compared(arguments: argparse.Namespace) -> str:
     call, size, seconds = given_call(arguments.files, arguments), arguments.batch_size, arguments.seconds
     source = call.build()
+    what = f"a few loaders for doctor, then 3 loaders in {ROUNDS} rounds, {seconds:g} s each"
+    print(f"measuring {source.name}: {what}; a few minutes", file=sys.stderr, flush=True)
     report = doctor.examination(source, LoaderOptions(batch_size=size), seconds)
     try:
         dataset, what = dataset_of(arguments.dataset, call, source)

@@ -43,11 +43,11 @@ if __name__ == "__main__":
         )
         loader, val = dm.train_dataloader(), dm.val_dataloader()
         assert isinstance(loader, AsyncLoader)
-        assert isinstance(val, list)
+        assert isinstance(val, AsyncLoader)
         before = torch.get_rng_state()
         found.append(np.concatenate([batch["x"].numpy() for batch in loader]))
         assert torch.equal(torch.get_rng_state(), before)
         print(workers, dm.spec, f"the loop waited {loader.stats().wait_s:.3f} s")
-        assert {tuple(batch["x"].shape[1:]) for batch in val[0]} == {(3, 48, 48)}
+        assert {tuple(batch["x"].shape[1:]) for batch in val} == {(3, 48, 48)}
         dm.close()
     assert all(np.array_equal(found[0], other) for other in found)

@@ -77,6 +77,11 @@ class FieldSpec:
     def __str__(self) -> str:
         return f"{self.dtype} {self.shape}" if self.shape else str(self.dtype)
 
+    @property
+    def fits_tensor(self) -> bool:
+        """Whether tensors have the dtype; not if a source of the user gives something else than a dtype."""
+        return getattr(self.dtype, "isnative", False) and (self.dtype.kind, self.dtype.itemsize) in TENSOR_TYPES
+
     @functools.cached_property
     def stored_shape(self) -> tuple[int, ...]:
         """Shape of one sample in the slot: axes in the order of the file, so that reading moves no bytes."""

@@ -335,6 +335,9 @@ class ResourcePlan:
     # How several reader processes share each slot.
     shares: Shares = dataclasses.field(default_factory=functools.partial(Shares, None))
 
+    def __repr__(self) -> str:
+        return f"<ResourcePlan of {self.workers}; {self.budget}>"
+
     @classmethod
     def of(cls, wanted: Wanted) -> ResourcePlan:
         plan = wanted.coalesced(wanted.within_limit())

@@ -152,6 +152,7 @@ class LoaderStats:
 KEEPS_UP = 0.02
 # Readers that take less than this share of a step per batch could keep up: only some batches are late.
 IDLE = 0.85
+SHORT_S = 0.02  # a longer step is not shortened by larger batches: handing over a batch costs far less
 QUEUE_DEPTH, MOST_WAITING = 8, 16  # the most that is advised: batches, and workers that wait for storage
 PACKED = "lit_async_data.sources.hdf5.", "lit_async_data.sources.manifest."  # modules of sources that ``pack`` reads
 STAGES = "read", "decode", "transform", "copy"
@@ -185,6 +186,7 @@ HINTS = {
     "source": "; have HDF5Source or ManifestSource read its files",
     "bytes": "; hand over fewer bytes, such as uint8, and convert them in device_transform",
     "batch_size": "; make batch_size larger",
+    "grown": "; workers=auto went up to {value} meanwhile, and the next epoch shows what is left",
     "batch_transform": "; as batch_transform, in numpy, the readers run it",
 }
 
@@ -239,7 +241,10 @@ class Watch:
         # A device with streams may be busy while the hooks run.
         hooks_s = sum(now.hooks_s - before.hooks_s for _, before, now in seen if now.device is None)
         in_loop = max((now.transform_s - before.transform_s, "device"), (hooks_s, "hooks"))
-        return explained(loader, waited, now.stages.minus(before.stages), now.workers, in_loop)
+        found = explained(loader, waited, now.stages.minus(before.stages), now.workers, in_loop)
+        slow = found.cause in (*STAGES[:3], "late") and found.hint in ("", "workers", "queue_depth")
+        grown = slow and now.workers > max(before.workers, 1) and loader.options.workers == "auto"
+        return found._replace(hint="grown", value=now.workers) if grown else found
 
 
 def explained(
@@ -252,10 +257,11 @@ def explained(
     if waited.share < KEEPS_UP:
         return Verdict(waited, waited.share)
     begins = waited.gap_s > waited.wait_s
-    only_begins = begins and waited.wait_s < KEEPS_UP * waited.total_s
-    cause = "first" if only_begins else _cause(loader, waited, work, workers)
-    of_others = loader._foreign  # noqa: SLF001
-    hint = _hint_of_others(cause, loader.loader) if of_others else _hint(cause, loader, waited, work, workers)
+    cause = _cause(loader, waited, work, workers)
+    only_begins = begins and (waited.wait_s < KEEPS_UP * waited.total_s or cause == "late")
+    cause = "first" if only_begins else cause
+    hint = _hint_of_others(cause, loader.loader) if loader._foreign else _hint(cause, loader, waited, work, workers)  # noqa: SLF001
+    hint = NONE if hint[0] == "batch_size" and waited.busy_s > SHORT_S * waited.steps else hint
     return Verdict(waited, waited.share, cause, *hint, work, begins and not only_begins)
 
 

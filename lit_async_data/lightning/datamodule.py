@@ -157,6 +157,7 @@ class AsyncDataModule(pl.LightningDataModule):
         if any(each is not None for each in (source, split, fold, *cut.values())):
             by_stage, self._split_line = split_sources(source, by_stage, split, fold, folds, **cut)
         self.sources = with_training_classes(checked_sources(by_stage))
+        self._lists = {stage for stage, given in by_stage.items() if not isinstance(given, Source)}
         if not self.sources["val"]:
             # A DataModule has all four hooks, so Lightning expects a validation loader.
             warnings.filterwarnings("ignore", "You passed in a `val_dataloader` but have no `validation_step`")
@@ -210,15 +211,19 @@ class AsyncDataModule(pl.LightningDataModule):
             self._resume(loader)
         return loaders[0] if loaders else []
 
-    def val_dataloader(self) -> list[AsyncLoader]:
-        """One loader for each source."""
-        return self._loaders_of("val")
+    def val_dataloader(self) -> AsyncLoader | list[AsyncLoader]:
+        """The loader of the source; for a list of sources a list of loaders, for none ``[]``."""
+        return self._evaluating("val")
 
-    def test_dataloader(self) -> list[AsyncLoader]:
-        return self._loaders_of("test")
+    def test_dataloader(self) -> AsyncLoader | list[AsyncLoader]:
+        return self._evaluating("test")
 
-    def predict_dataloader(self) -> list[AsyncLoader]:
-        return self._loaders_of("predict")
+    def predict_dataloader(self) -> AsyncLoader | list[AsyncLoader]:
+        return self._evaluating("predict")
+
+    def _evaluating(self, stage: Stage) -> AsyncLoader | list[AsyncLoader]:
+        loaders = self._loaders_of(stage)
+        return loaders if stage in self._lists else loaders[0]
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002  # Lightning passes it by name
         """Close the loaders and the files of the sources; both open again when needed."""

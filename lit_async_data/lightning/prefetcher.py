@@ -70,6 +70,7 @@ class Takeover:
     def wrap(self, loader: Any, trainer: pl.Trainer, device_depth: int | None) -> Any:
         if isinstance(loader, PrefetchedLoader) and loader.sharded_by_trainer:
             loader = loader.loader  # wrapped in an earlier fit, and kept by the user's CombinedLoader
+        resume.keep_seed(trainer, loader)
         if not isinstance(loader, DataLoader):
             return loader
         if any(wrapper.loader is loader for wrapper in self._wrappers):  # wrapped for another stage

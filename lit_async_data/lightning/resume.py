@@ -116,16 +116,26 @@ def restore_loaders(trainer: pl.Trainer) -> None:
     """Give the training loaders the states that Lightning has read for them and not passed on.
 
     Lightning does not pass states on if it built the loaders before it restored its loops, for example because an
-    optimizer asked for the number of steps. Nor does it between epochs, where several loaders need their last passes.
+    optimizer asked for the number of steps. Nor does it between epochs, where loaders need seed and last pass.
     """
     if trainer.fit_loop.restarting:
         loops.pass_states_on(trainer)
-    elif not is_only(trainer.train_dataloader):
-        loaders = loops.loaders_of(trainer.fit_loop)
-        stateful = [each for each in loaders if hasattr(each, "state_dict") and hasattr(each, "load_state_dict")]
-        for loader, state in zip(stateful, loops.unread_states(trainer), strict=False):
-            if isinstance(loader, AsyncLoader):
-                _resuming(loader).cursor.follow(OrderState.from_dict(state).place)
+        return
+    loaders, alone = loops.loaders_of(trainer.fit_loop), is_only(trainer.train_dataloader)
+    stateful = [each for each in loaders if hasattr(each, "state_dict") and hasattr(each, "load_state_dict")]
+    for loader, state in zip(stateful, loops.unread_states(trainer), strict=False):
+        if isinstance(loader, AsyncLoader) and _resuming(loader).saved is None:
+            loader.load_state_dict(state, force=True)
+            if not alone and (place := OrderState.from_dict(state).place) > Place(0, 0):
+                _resuming(loader).cursor.resume(None)
+                _resuming(loader).cursor.follow(place)
+
+
+def keep_seed(trainer: pl.Trainer, loader: Any) -> None:
+    """Give a training loader that is built again the seed of those before, which may come from a checkpoint."""
+    before = driven_loaders(trainer.train_dataloader) if trainer.training and isinstance(loader, AsyncLoader) else ()
+    for last in [each for each in before if isinstance(each, AsyncLoader) and each.options.seed is None][:1]:
+        loader._take_seed(last._wiring.schedule.seed)
 
 
 def follow_passes(trainer: pl.Trainer, before: Sequence[DrivenLoader]) -> None:

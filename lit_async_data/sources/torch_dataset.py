@@ -245,7 +245,8 @@ class DatasetSource(Source):
         for number, sample in zip(numbers, returned, strict=False):  # takes no further samples
             values = _by_key(sample)
             if values.keys() != keys:
-                what = f"has the fields {list(values)}, but sample 0 has {list(keys)}; return the same fields for all"
+                what = "is None" if sample is None else f"has the fields {list(values)}"
+                what += f", but sample 0 has {list(keys)}; return the same fields for all"
                 raise FormatError(f"{self.name}[{number}] {what}", sample_id=number)
             samples.append(values)
         return samples

@@ -156,7 +156,7 @@ def python_default(parameter):
 def test_a_stage_takes_the_settings_of_training(foreign, files):
     typed = ["data.train.path=x.h5", "data.val.path=x.h5", "data.train.fields={image: data}"]
     dm = hydra.utils.instantiate(foreign(*typed, "data.val_loader.batch_size=7").data)
-    (val,) = dm.val_dataloader()
+    val = dm.val_dataloader()
     assert {key: len(values) for key, values in val.next().items()} == {"image": 7}
     dm.close()
 
@@ -235,6 +235,6 @@ def test_nothing_chosen_is_a_shuffle_of_training_by_the_seed_of_lightning(foreig
     typed = foreign("data=hdf5", *GIVEN["hdf5"], "data.val.path=x.h5").data
     assert (typed.loader.shuffle, typed.loader.seed) == (None, None)
     dm = hydra.utils.instantiate(typed)
-    (val,), train = dm.val_dataloader(), dm.train_dataloader()
+    val, train = dm.val_dataloader(), dm.train_dataloader()
     assert (train.order.decks.shuffle, train.order.decks.seed, val.order.decks.shuffle) == ("global", 6, "none")
     dm.close()

@@ -16,7 +16,7 @@ from waiting.on_device.fake_streams import FakeStreams
 
 import lit_async_data as lad
 from lit_async_data.engine.device.feeds import LentFeed
-from lit_async_data.engine.stats import Wait, Watch, explained
+from lit_async_data.engine.stats import LoaderStats, Wait, Watch, explained
 from lit_async_data.sources.contract.source import ChunkRun, Remote, StorageLayout
 from lit_async_data.sources.contract.stage_clock import CLOCK, Work
 from lit_async_data.testing import ArraySource
@@ -98,7 +98,9 @@ AUTO_4 = {"reading": "decoded", "worker_kind": "thread"}  # `auto` would take fo
         ({}, {"read": 0.005, "wait_s": 0.2}, ("late", "queue_depth", 8)),
         ({"queue_depth": 8}, {"read": 0.005, "wait_s": 0.2}, ("late", "", 0)),
         ({}, {"read": 0.005, "wait_s": 0.1, "starved": 1}, ("handover", "batch_size", 0)),
+        ({}, {"read": 0.005, "wait_s": 0.1, "starved": 1, "step_s": 0.03}, ("handover", "", 0)),
         ({}, {"read": 0.005, "wait_s": 0.01, "gap_s": 1.0}, ("first", "", 0)),
+        ({}, {"read": 0.005, "wait_s": 0.2, "gap_s": 1.0}, ("first", "", 0)),
         ({}, {"read": 0.03, "gap_s": 3.0}, ("read", "workers", 3)),
     ],
 )
@@ -136,6 +138,18 @@ def test_decoding_in_vain_is_seen_in_the_plan_of_the_loader(h5, monkeypatch):
         options = {"batch_size": 16, "shuffle": shuffle, "workers": 1, "worker_kind": "thread", "cache_bytes": 0}
         with contextlib.closing(lad.HDF5Source(path)) as source:
             assert waits(lad.AsyncLoader(source, options), decode=0.02).hint == hint
+
+
+@pytest.mark.parametrize(("workers", "before", "hint"), [("auto", 1, "grown"), ("auto", 3, ""), (3, 0, "auto")])
+def test_while_auto_adds_workers_it_is_not_advised_to_set_a_number(workers, before, hint, monkeypatch):
+    loader = loader_of(**AUTO_4, workers=workers, random=True)
+    work = Work(7.0, 7.0, 0.0, 7.0)._replace(starved=STEPS)
+    monkeypatch.setattr(loader, "stats", lambda: LoaderStats(STEPS, 2.0, read=work, workers=3))
+    found = Watch([loader], [LoaderStats(workers=before)]).verdict(3.0)
+    assert (found.cause, found.hint) == ("decode", hint)
+    if hint == "grown":
+        said = "; workers=auto went up to 3 meanwhile, and the next epoch shows what is left"
+        assert found.sentence("the loop", "3.0 s").endswith(said)
 
 
 def test_a_sentence_has_the_shares_of_the_stages():

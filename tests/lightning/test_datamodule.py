@@ -1,5 +1,7 @@
 """`AsyncDataModule`: how it describes, hands out and closes loaders, and makes the batches of a training step again."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -183,3 +185,17 @@ def test_a_step_that_cannot_be_is_named(arguments, said):
 def test_without_training_data_there_is_no_step():
     with pytest.raises(ConfigError, match="there is no source for training"):
         AsyncDataModule(val=ArraySource({"y": np.arange(4)}), loader={"batch_size": 2}).replay(0)
+
+
+def test_one_source_has_one_loader_and_a_list_a_list():
+    source = ArraySource({"x": np.zeros(8)})
+    dm = AsyncDataModule(train=source, val=source, test=[source], predict=[source, source], loader={"batch_size": 4})
+    with contextlib.closing(dm):
+        assert len(dm.val_dataloader()) == 2
+        assert [len(each) for each in dm.test_dataloader()] == [2]
+        assert [len(each) for each in dm.predict_dataloader()] == [2, 2]
+        assert AsyncDataModule(train=source, loader={"batch_size": 4}).val_dataloader() == []
+    with contextlib.closing(
+        AsyncDataModule(source=source, split={"train": 0.5, "val": 0.5}, loader={"batch_size": 4})
+    ) as dm:
+        assert len(dm.val_dataloader()) == 1

@@ -132,7 +132,7 @@ def test_a_loader_of_ones_own_shuffles_only_if_asked_for_by_name(tmp_path):
 
 def test_what_fills_a_short_batch_is_not_written(tmp_path):
     data, seen = lad.AsyncDataModule(predict=numbered(6), loader={"batch_size": 4, "pad_last": True}), []
-    assert [len(batch["y"]) for batch in data.predict_dataloader()[0]] == [4, 2]
+    assert [len(batch["y"]) for batch in data.predict_dataloader()] == [4, 2]
     data = lad.AsyncDataModule(predict=numbered(6), loader={"batch_size": 4}, predict_loader={"pad_last": True})
     runs = trainer(lad.PredictionWriter(tmp_path / "out"))
     runs.predict(Predictor(lambda y: (seen.append(len(y)), predicted_of(y))[1]), data, return_predictions=False)

@@ -32,7 +32,7 @@ from lit_async_data.testing import ArraySource
 def test_evaluation_takes_the_options_of_training_without_shuffle_and_drops_nothing(stage, batch_size):
     loader = {"batch_size": 10, "shuffle": True, "drop_last": True, "workers": 2}
     dm = dm_of(loader=loader, val_loader={"batch_size": 50, "workers": None}, test=source(15), val=source(60))
-    (found,) = getattr(dm, f"{stage}_dataloader")()
+    found = getattr(dm, f"{stage}_dataloader")()
     options = found.options
     assert (options.shuffle, options.drop_last, options.augment) == ("none", False, False)
     assert (options.workers, options.batch_size) == (2, batch_size)
@@ -109,7 +109,7 @@ def noisy(batch):
 @pytest.mark.parametrize("given", [noisy, {"eval": noisy}])
 def test_a_transform_of_training_that_draws_is_told_of_in_evaluation_alone(given, caplog):
     with contextlib.closing(dm_of(device_transform=given)) as dm:
-        for loader in (dm.train_dataloader(), *dm.val_dataloader()):
+        for loader in (dm.train_dataloader(), dm.val_dataloader()):
             loader.next()
             told = "drew random numbers from" in caplog.text
             assert told == (given is noisy and loader.evaluation)
@@ -119,7 +119,7 @@ def test_a_transform_of_training_that_draws_is_told_of_in_evaluation_alone(given
 @pytest.mark.parametrize(("given", "key"), [({"eval": fails}, ".eval"), ({"val": fails}, ".val"), (fails, "")])
 def test_an_error_of_a_transform_names_its_option_and_the_stage(name, given, key):
     with contextlib.closing(dm_of(**{name: given})) as dm:
-        (loader,) = dm.val_dataloader()
+        loader = dm.val_dataloader()
         with pytest.raises(TransformError, match=f"^{name}{key}, stage val: .*OSError: no such colour"):
             next(loader)
 
@@ -152,7 +152,7 @@ def test_every_stage_is_normalised_by_the_statistics_of_training(given, tmp_path
         dm = AsyncDataModule(source=recorded(), split={"train": 0.5, "val": 0.5}, **options)
         assert dm.normalize is None
         with contextlib.closing(dm):
-            val, train = dm.val_dataloader()[0].next(), dm.train_dataloader().next()
+            val, train = dm.val_dataloader().next(), dm.train_dataloader().next()
         for values in train["x"].transpose(0, 1):
             assert (abs(values.mean()), values.std(correction=0)) == (pytest.approx(0, abs=1e-5), pytest.approx(1))
         assert abs(val["x"].mean()) > 1e-4
@@ -334,7 +334,7 @@ def test_what_the_error_of_stages_advises_helps(tmp_path, gap):
     assert listed == "['cat', 'dog', 'eel']"
     module = dm(classes=["cat", "dog", "eel"])
     assert module.classes == {"y": ("cat", "dog", "eel")}
-    with module.val_dataloader()[0] as loader:
+    with module.val_dataloader() as loader:
         assert next(loader)["y"].tolist() == [1, 2]
 
 

@@ -456,7 +456,7 @@ def test_ids_that_are_written_in_another_way_are_named():
     report = report_on(["scan_*.h5", tabled("patient", [f"{n:04}" for n in IDS])])
     assert "table" not in only(report).call.options
     assert "does not fit: " in report.notes[0]
-    assert "(ids are compared as text: 0012 is not 12)" in report.notes[0]
+    assert "(ids are compared as text: 0012 is not 12, and '12 ' is not '12')" in report.notes[0]
 
 
 def test_commands_refuse_a_table_that_does_not_fit(capsys):

@@ -13,7 +13,7 @@ import numpy as np
 from lit_async_data.batch.spec import MASK, BatchSpec, FieldSpec, length_key, most_elements, offsets_key
 from lit_async_data.engine.hooks import INDEX, Function, HookCalls, HostHooks, Outcome, Transformation
 from lit_async_data.engine.pipeline.sample_reader import BATCH_KEYS
-from lit_async_data.errors import ConfigError
+from lit_async_data.errors import ConfigError, FormatError
 from lit_async_data.options import Balanced, LoaderOptions
 from lit_async_data.order.buckets import Buckets
 from lit_async_data.order.decks import Decks, Mixture, Order
@@ -41,6 +41,9 @@ class Recipe:
     @functools.cached_property
     def spec(self) -> BatchSpec:
         """The fields of a batch as it leaves ``batch_transform``."""
+        for key, field in {}.items() if self.hooks else self.source.spec.items():
+            if not field.fits_tensor:
+                raise FormatError(f"{self.source.name}: {key}: {field.dtype!r} is no dtype of tensors; change its spec")
         spec = with_own_fields(self.source.spec, self.options)  # before host hooks get the numbers under this key
         return with_own_fields(self.outcome.spec, self.options) if self.hooks else spec
 

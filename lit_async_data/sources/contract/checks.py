@@ -74,7 +74,8 @@ def check_source(name: str, given: object, kinds: str = "a source") -> None:
     what = f"{given!r} is not {kinds}"
     several = list(given.values() if isinstance(given, Mapping) else given) if isinstance(given, Collection) else []
     if several and all(isinstance(each, Source) for each in several):
-        raise ConfigError(f"{what}, but several; ConcatSource([…]) makes one of them, MixtureSource mixes them", name)
+        what += ", but several; " + "write a list of them; " * ("list" in kinds)
+        raise ConfigError(f"{what}ConcatSource([…]) makes one of them, MixtureSource mixes them", name)
     if isinstance(given, type) and issubclass(given, Source):
         raise ConfigError(f"{what}, but a class; call it: {given.__name__}(…)", name)
     raise ConfigError(f"{what}; build one, as in HDF5Source('data.h5') or DatasetSource(dataset)", name)
@@ -97,7 +98,7 @@ def check_same(before: BatchSpec, own: BatchSpec, here: str, there: str, alike: 
             mine, theirs = vars(other[key]), vars(first[key])
             what = next(name for name, value in theirs.items() if mine[name] != value)
             message = f"{key!r} has {what} {mine[what]} in {here}, but {theirs[what]} in {there}"
-            raise FormatError(f"{message}; {alike}", dataset=key)
+            raise FormatError(f"{message}; {alike}{', which dtype= gives fields' * (what == 'dtype')}", dataset=key)
         if clash := column_clash(own[key].columns, before[key].columns, there):
             raise FormatError(f"{key!r} of {here}: {clash}", dataset=key)
 

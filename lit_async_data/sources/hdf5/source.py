@@ -117,7 +117,7 @@ class HDF5Source(Source):
         filters: Conditions that rows of the table must meet, as for `ManifestSource`; samples of others are left out.
         exclude: Samples to leave out: a list of bad ones, as ``inspect --check-all`` and ``on_error`` write it, or a
             pattern of several, where files that have moved are found by name, and which may name other files too, but
-            not only others; or sample numbers or a mask, as they are without ``exclude``.
+            not only others; or sample numbers or a mask, as they are without ``exclude``, but with ``filters``.
         cache_dir: A folder of yours to which only you may write. It keeps lists of groups, and the indexes of datasets
             with `FEWEST_CHUNKS` chunks or more, and their references if lengths vary, so that opening them again takes
             no time; it is made if it does not exist. None: an index is built at each opening, 1 to 2 µs per chunk.

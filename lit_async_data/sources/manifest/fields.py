@@ -258,7 +258,7 @@ class Fields:
         files = {key: columns[key] for key, kind in kinds.items() if kind in FILES}
         hdf5 = {key: column for key, column in files.items() if kinds[key] == "hdf5"}
         inline = {key: column for key, column in columns.items() if key not in files}
-        count, dropping = len(table), [column for column in columns.values() if column.null == "drop"]
+        count, dropping = int(table.origin.starts[-1]), [column for column in columns.values() if column.null == "drop"]
         dropped = [table.missing(name, column.separator) for column in dropping for name in column.names]
         table = _without(table, reader, dropped)
         table = with_hdf5_columns(hdf5, table, reader)

@@ -176,8 +176,8 @@ class ManifestSource(Source):
             working directory.
         id: Column of sample ids, read as text; ids must be unique. Errors and `locate` name them.
         filters: Conditions that rows must all meet, as in ``[["quality", ">", 0.5], ["site", "in", ["a", "b"]]]``.
-        exclude: Samples to leave out, as for `HDF5Source`. A list counts rows without ``filters``; a listed row must
-            still name the listed file.
+        exclude: Samples to leave out, as for `HDF5Source`. A list from a file counts rows without ``filters``, and its
+            rows must still name the listed files; sample numbers count the rows that ``filters`` keep.
         check_files: Files to check now: ``"first"``, the files of the first good sample of 16, or ``"none"``. A bad
             file raises its error when it is read; ``inspect --check-all`` reads all. HDF5 files are always opened.
         cache: As for `HDF5Source`; other files are kept there whole.

@@ -82,13 +82,15 @@ def _met(given: Filter, array: Any, origin: RowOrigin) -> npt.NDArray[np.bool_]:
     if arrow("types").is_dictionary(array.type):
         array = array.dictionary_decode()
     labels.check_text(array, given.column, origin)
-    if is_text(array.type) and all(isinstance(one, int | float) and not isinstance(one, bool) for one in values):
+    numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in values)
+    if is_text(array.type) and numbers and origin.untyped:
         array = labels.as_numbers(array, given.column, origin)
     if is_text(array.type):
         array = compute.utf8_trim_whitespace(array)
         values = [one.strip() if isinstance(one, str) else one for one in values]
     what = f"column {quoted(given.column)} holds {array.type}, which cannot be compared by {given.operator}"
-    unfit = ConfigError(f"{what} {quoted(given.value)}; give a value of that type", "filters")
+    such = f", such as {str(values[0])!r}" * (numbers and is_text(array.type))
+    unfit = ConfigError(f"{what} {quoted(given.value)}; give a value of that type{such}", "filters")
     if any(isinstance(value, bool) != bool(arrow("types").is_boolean(array.type)) for value in values):
         raise unfit
     compare = getattr(compute, _COMPARE.get(given.operator, "equal"))
@@ -348,7 +350,7 @@ class Table:
         """Read columns of a table; the arguments are as for `ManifestSource`.
 
         Files are read in natural order of their paths. All columns of CSV and TSV are text; an empty cell is null. A
-        filter leaves out rows without a value, and reads text as numbers to compare it with a number.
+        filter leaves out rows without a value, and reads cells of CSV and TSV as numbers to compare them with a number.
         """
         names = list(dict.fromkeys(columns))
         remaining: Any

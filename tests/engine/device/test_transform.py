@@ -138,7 +138,7 @@ def test_a_module_for_all_stages_is_moved_once_and_computes_no_gradients(stage):
     module, given = Scaled(), {stage: source()}
     dm = AsyncDataModule(**given, loader={"batch_size": 4, "return_indices": True}, device_transform=module)
     with contextlib.closing(dm):
-        loader = dm.train_dataloader() if stage == "train" else dm.val_dataloader()[0]
+        loader = dm.train_dataloader() if stage == "train" else dm.val_dataloader()
         assert module.moves == []  # nothing before the first batch
         for batch in loader:
             assert torch.equal(batch["x"][:, 0], 3.0 * batch["index"])
@@ -219,7 +219,7 @@ def test_a_transform_for_all_stages_that_draws_in_evaluation_is_warned_of_once(c
     with contextlib.closing(dm):
         list(dm.train_dataloader())
         assert not warned(caplog)  # training may draw what it likes
-        for loader in [*dm.val_dataloader(), *dm.test_dataloader()]:
+        for loader in (dm.val_dataloader(), dm.test_dataloader()):
             list(loader)
     (line,) = warned(caplog)
     assert line.startswith(f"device_transform drew random numbers from {generator} on an evaluation batch")
@@ -231,7 +231,7 @@ def test_a_transform_for_all_stages_that_draws_in_evaluation_is_warned_of_once(c
 def test_one_that_was_given_for_evaluation_may_draw_and_one_that_draws_nothing_is_not_warned_of(caplog, transform):
     dm = AsyncDataModule(val=source(), loader={"batch_size": 4}, device_transform=transform)
     with contextlib.closing(dm):
-        assert len(list(dm.val_dataloader()[0])) == 6
+        assert len(list(dm.val_dataloader())) == 6
     assert not warned(caplog)
 
 

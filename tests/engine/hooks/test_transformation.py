@@ -354,7 +354,7 @@ def test_evaluation_gets_no_random_numbers_and_stages_get_their_hooks():
     with contextlib.closing(dm):
         assert list(dm.spec) == ["x", "y", "drawn", "batch"]
         assert_same([copied(batch) for batch in dm.train_dataloader()], WANTED[:STEPS])
-        for loader, mark in ((dm.val_dataloader()[0], 1), (dm.test_dataloader()[0], 2)):
+        for loader, mark in ((dm.val_dataloader(), 1), (dm.test_dataloader(), 2)):
             batches = list(loader)
             assert {n for batch in batches for n in batch["mark"].tolist()} == {mark}
             assert {n for batch in batches for n in batch["drawn"].tolist()} == {-1}

@@ -17,10 +17,24 @@ from waiting.on_device.fake_streams import FakeStreams
 from lit_async_data import AsyncLoader, BatchSpec, FieldSpec, LoaderOptions, Source, StorageLayout
 from lit_async_data.engine.loader.recipe import schedule_of
 from lit_async_data.engine.pipeline.thread_pipeline import ThreadPipeline
-from lit_async_data.errors import SourceError
+from lit_async_data.errors import FormatError, SourceError
 from lit_async_data.sources.contract.source import ChunkRun
 from lit_async_data.sources.contract.user_code import states
 from lit_async_data.testing import ArraySource
+
+
+@pytest.mark.parametrize("dtype", [">f4", np.dtype(">f4"), np.dtype("U5"), np.dtype("M8[s]"), np.dtype("f4,i4")])
+def test_a_field_that_no_tensor_can_hold_is_named_before_anything_is_read(dtype):
+    class Own(ArraySource):
+        spec = BatchSpec({"x": FieldSpec((2,), dtype)}, as_mapping=True)
+
+    with pytest.raises(FormatError, match=r"^Own: x: .*[fUM,].* is no dtype of tensors; change its spec$"):
+        AsyncLoader(Own({"x": np.zeros((4, 2))}), {"batch_size": 2})
+
+
+def test_what_a_loader_takes_is_shown_in_words():
+    with AsyncLoader(ArraySource({"x": np.zeros(8)}), {"batch_size": 2, "workers": 0}) as loader:
+        assert repr(loader.footprint).startswith("<ResourcePlan of no workers (")
 
 
 class Shift:

@@ -135,10 +135,10 @@ def test_sources_of_other_longest_samples_are_one(source, folder):
 
 def test_predictions_come_in_the_order_of_the_dataset(source):
     options = {"batch_size": 16, "batch_by": "x", "batch_elements": ELEMENTS, "buckets": 4, "workers": 0}
-    batches = list(AsyncDataModule(predict=source, loader=options).predict_dataloader()[0])
+    batches = list(AsyncDataModule(predict=source, loader=options).predict_dataloader())
     assert torch.equal(torch.cat([batch["y"] for batch in batches]), torch.cat([torch.arange(230), torch.arange(77)]))
     data = AsyncDataModule(predict=source, loader=options, predict_loader={"batch_by": "x"})
-    assert isinstance(data.predict_dataloader()[0].order, LengthPlan)
+    assert isinstance(data.predict_dataloader().order, LengthPlan)
 
 
 @pytest.mark.parametrize(

@@ -140,3 +140,43 @@ def test_a_resumed_run_keeps_the_seed_of_its_checkpoint(tmp_path, callbacks, kin
         other.load_state_dict(torch.load(path, weights_only=False)["AsyncDataModule"])
         for dm in (loaders["datamodule"], other):
             assert dm.replay(step=8)[0].ids.tolist() == plan(1, seed=3)[2]
+
+
+class OfTheFirst(Samples):
+    def training_step(self, batch, number):
+        return super().training_step(batch[0] if isinstance(batch, list) else batch, number)
+
+
+class Rebuilt(pl.LightningDataModule):
+    """Builds a loader whenever it is asked for one, as users do."""
+
+    def train_dataloader(self):
+        return given("bare")["train_dataloaders"]
+
+
+class SaveAt(pl.Callback):
+    def __init__(self, path, hook):
+        self.path = path
+        setattr(self, hook, self.save)
+
+    def save(self, trainer, *_):
+        if trainer.current_epoch == 0:
+            trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.parametrize("reload", [0, 1])
+@pytest.mark.parametrize("hook", ["on_train_start", "on_train_batch_end", "on_train_epoch_end"])
+@pytest.mark.parametrize("kind", ["datamodule", "bare", "rebuilt", "several"])
+def test_a_run_that_resumes_between_epochs_keeps_the_seed_of_its_checkpoint(tmp_path, kind, hook, reload):
+    def loaders(seed):
+        pl.seed_everything(seed, verbose=False)
+        if kind == "several":
+            return {"train_dataloaders": [given("bare")["train_dataloaders"] for _ in range(2)]}
+        return {"datamodule": Rebuilt()} if kind == "rebuilt" else given(kind)
+
+    options = {"max_epochs": 3, "reload_dataloaders_every_n_epochs": reload}
+    saving = SaveAt(tmp_path / "between.ckpt", hook)
+    whole = trained(OfTheFirst(), None, loaders(3), lad.DevicePrefetcher(), saving, **options)
+    assert whole == plan(0, seed=3) + plan(1, seed=3) + plan(2, seed=3)
+    rest = trained(OfTheFirst(), None, loaders(5), lad.DevicePrefetcher(), **options, ckpt_path=saving.path)
+    assert rest == whole[0 if hook == "on_train_start" else len(plan(0)) :]

@@ -171,7 +171,8 @@ def failing(dm, loaders, wanted, error):
     second = (plan(0) if wanted == "train" else STORED)[1]
 
     def on_step(stage, batch):
-        loaders.extend(filter(None, [dm.trainer.train_dataloader, *(dm.trainer.val_dataloaders or ())]))
+        every = dm.trainer.train_dataloader, dm.trainer.val_dataloaders
+        loaders.extend(each for each in every if isinstance(each, lad.AsyncLoader))
         if stage == wanted and batch["index"].tolist() == second:
             raise error("stop")
 

@@ -94,8 +94,8 @@ def test_evaluation_takes_the_middle(places):
         np.testing.assert_array_equal(epoch, middle)
     data = lad.AsyncDataModule(train=source, val=source, test=source, predict=source, loader={"batch_size": 6})
     with contextlib.closing(data):
-        for loaders in (data.val_dataloader(), data.test_dataloader(), data.predict_dataloader()):
-            np.testing.assert_array_equal(next(iter(loaders[0]))["x"], middle)
+        for loader in (data.val_dataloader(), data.test_dataloader(), data.predict_dataloader()):
+            np.testing.assert_array_equal(next(iter(loader))["x"], middle)
         assert not np.array_equal(np.sort(next(iter(data.train_dataloader()))["x"], axis=0), middle)
 
 

@@ -253,3 +253,21 @@ def test_split_by_file_is_the_same_wherever_the_folder_lies(tmp_path):
         source = of_paths(root, [f"{number}.npy" for number in range(40)])
         found.append(split(source, {"train": 0.5, "val": 0.5}, groups="file")["train"].samples.tolist())
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"filters": [["v", ">", 3]]}, {"null": "drop"}, {"filters": [["v", "!=", 5]], "null": "drop"}]
+)
+def test_excluded_numbers_are_those_that_the_source_gives_without_exclude(options):
+    null = options.pop("null", "error")
+    table = pa.table({"v": range(10), "w": [None if null == "drop" and n % 4 == 0 else n for n in range(10)]})
+
+    def source(**more):
+        return ManifestSource(table, {"v": "v", "w": {"name": "w", "null": null}}, **options, **more)
+
+    before = read(source(), np.arange(len(source())))["v"].tolist()
+    for number in range(len(before)):
+        after = source(exclude=[number])
+        assert read(after, np.arange(len(after)))["v"].tolist() == before[:number] + before[number + 1 :]
+        assert after.chunks.left_out.startswith(f"{10 - len(after)} of 10 samples are left out, ")
+    assert source().chunks.left_out.partition(" ")[0] == ("" if len(before) == 10 else f"{10 - len(before)}")

@@ -57,6 +57,22 @@ def test_filters_compare_whole_numbers_exactly():
     assert everything(held({"n": [5, 6]}, filters=[["n", ">", 5.5]]), "n") == [6]
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet", "memory", "categories"])
+def test_text_is_no_number_where_a_table_knows_its_types(file, parquet, suffix):
+    given_table = {
+        "jsonl": lambda: file("m.jsonl", "".join(json.dumps({"t": t}) + "\n" for t in ("003", "3", "10"))),
+        "parquet": lambda: parquet(t=["003", "3", "10"]),
+        "memory": lambda: pa.table({"t": ["003", "3", "10"]}),
+        "categories": lambda: pa.table({"t": pa.array(["003", "3", "10"]).dictionary_encode()}),
+    }[suffix]()
+    for condition, such in ((["==", 3], "3"), ([">", 5.5], "5.5"), (["in", [3, 10]], "3")):
+        with pytest.raises(ConfigError, match=rf"column 't' holds .*string.*value of that type, such as '{such}'$"):
+            Table.of(given_table, ["t"], filters=[["t", *condition]])
+    assert everything(Table.of(given_table, ["t"], filters=[["t", "==", "3"]]), "t") == ["3"]
+    table = file("m.csv", "t,n\n-,003\n-,10\n")
+    assert everything(Table.of(table, ["n"], filters=[["n", ">", 5]]), "n") == ["10"]
+
+
 @pytest.mark.parametrize(
     ("filters", "message"),
     [

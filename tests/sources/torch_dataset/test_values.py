@@ -120,6 +120,11 @@ def test_another_shape_or_type_than_that_of_sample_0_is_an_error(first, then, sa
         assert refused(FormatError, message, functools.partial(read, source, samples)).sample_id == 2
 
 
+def test_a_sample_that_is_none_is_called_so():
+    source = DatasetSource([{"x": 1.0}, None])
+    refused(FormatError, r"^list\[1\] is None, but sample 0 has \['x'\]", lambda: read(source, [0, 1]))
+
+
 REFUSED = {
     "text": ("cat", "a str, which no tensor can hold; .*prefetched"),
     "bytes": (b"cat", "a bytes"),

@@ -69,7 +69,7 @@ class JoinedTable:
             what = next(iter(on.values())) if isinstance(on, Mapping) else on
             if isinstance(on, Mapping) and self._column in ("file", "group"):
                 what = self._column  # and not the other way round
-            raise ConfigError(f"{error}; if a column has another name, write on={{COLUMN: {what!r}}}", "on") from None
+            raise ConfigError(f"{error}; write the name of the column first: on={{COLUMN: {what!r}}}", "on") from None
         self.labels = dict[str, Labels]()  # the values of `fields`, one for each row of the table that has samples
         of = self._what
         # The field of ids, by `KEY`; empty if the file or the group of a sample determines its row.
@@ -139,9 +139,9 @@ class JoinedTable:
         if lost:
             own = {unit: [name for name in units[unit] if counts[name] == 1] or [unit] for unit in lost}
             what = f"{len(lost)} {of} have no row: {few([quoted(own[unit][-1]) for unit in lost])}"
-            others = {text.lstrip("0") for text in texts if text not in counts}
-            near = others & {name.lstrip("0") for unit in lost for name in units[unit]}
-            zeros = " (ids are compared as text: 0012 is not 12)" if near else ""
+            others = {text.strip().lstrip("0") for text in texts if text not in counts}
+            near = others & {name.strip().lstrip("0") for unit in lost for name in units[unit]}
+            zeros = " (ids are compared as text: 0012 is not 12, and '12 ' is not '12')" if near else ""
             skip = "" if self._skip else ", or set unmatched='skip' to leave their samples out"
             cure = f"it has {few(list(map(quoted, texts)))}{zeros}; add rows{skip}"
             several = [(name, unit) for unit in lost for name in units[unit] if name in unused]

@@ -233,7 +233,7 @@ ALL = [text for texts in TEXTS for text in texts]
 
 
 def first_of(dm):
-    with dm.val_dataloader()[0] as loader:
+    with dm.val_dataloader() as loader:
         return next(loader)
 
 
@@ -516,6 +516,12 @@ N, Y = {"fields": {"x": "x", "n": "number"}}, {"fields": {"x": "x", "y": "aged"}
         ({"file": ["p1", None, "p3"]}, {}, ManifestError, "row 1, column 'file': no value"),
         ({"number": ["01", "02"]}, {"on": "number"}, ManifestError, "3 of 3 ids have no row: '1', '2', '3'; it"),
         ({"number": ["01", "2"]}, {"on": "number"}, ManifestError, "compared as text: 0012 is not 12"),
+        (
+            {"number": ["1 ", "2 ", "3 "]},
+            {"on": "number"},
+            ManifestError,
+            "'1 '.*compared as text: .*'12 ' is not '12'",
+        ),
         ({"null": ["1"]}, {"on": "null"}, FormatError, "null: holds text or sequences on 0 axes"),
         (
             {"half": ["1"]},
