@@ -58,3 +58,9 @@ def test_a_sample_that_is_too_long_is_named(elements, given, option, text):
     with pytest.raises(ConfigError, match=text) as caught:
         Buckets.of(np.array([10, 10, 10, 90]), 4, elements, given, lambda samples: samples + 100)
     assert caught.value.option == option
+
+
+def test_epochs_put_other_samples_together():
+    buckets = Buckets.of(np.arange(400) % 40, 16, None, 4)
+    one, two = ({frozenset(each) for each in np.split(*buckets.batches(key))} for key in (1, 2))
+    assert not (one & two) - {frozenset()}

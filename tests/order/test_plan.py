@@ -119,6 +119,12 @@ def test_windows_of_several_chunks_are_counted_each():
     assert amplification(3000, 1 / 16, 64, 4.0) == 1  # windows apart from each other
 
 
+def test_another_epoch_or_seed_is_another_order():
+    order = samples(plan(30, seed=1, epoch=1))
+    assert order != samples(plan(30, seed=1, epoch=2))
+    assert order != samples(plan(30, seed=2, epoch=1))
+
+
 @pytest.mark.parametrize("repeats", [False, True])
 def test_a_stretch_of_steps_equals_its_single_batches_and_keeps_their_positions(repeats):
     for length, world_size in ((42, 1), (43, 3), (25, 8)):

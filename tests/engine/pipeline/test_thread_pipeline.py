@@ -8,6 +8,7 @@ import types
 
 import pytest
 from support.failures import raising
+from support.processes import in_fork
 from support.threads.number_pipelines import WHOLE, Gate, epoch, running, taken
 
 from lit_async_data.engine import supervisor
@@ -100,6 +101,13 @@ def test_close_wakes_a_consumer_and_does_not_wait_for_a_read_that_hangs(monkeypa
         gate.open(0)
         pipeline.workers[0].join(30)
         assert not pipeline.workers[0].alive
+
+
+def test_a_fork_is_told_that_it_cannot_use_it():
+    with running() as pipeline:
+        taken(pipeline, BatchIndex(0, 0))
+        assert in_fork(pipeline.check) == 3
+        assert in_fork(pipeline.close) == 0
 
 
 def test_an_interpreter_that_forgets_to_close_ends_at_once():
