@@ -291,9 +291,8 @@ class LoaderOptions:
                     raise ConfigError(f"{given!r} needs batch_by, which gives the length of each sample", name)
             return
         if not _is_key_or_numbers(self.batch_by):
-            raise ConfigError(
-                f"{self.batch_by!r} is neither the key of a field nor a length for each sample", "batch_by"
-            )
+            what = f"{self.batch_by!r} is neither the key of a field nor a length for each sample"
+            raise ConfigError(what, "batch_by")
         if self.weights is not None:
             raise ConfigError("cannot be combined with batch_by; leave it out", "weights")
 

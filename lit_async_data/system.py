@@ -123,11 +123,9 @@ def _folders(controller: str) -> Iterator[str]:
 
 
 def _text(name: str) -> str:
-    try:
-        with open(name) as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+    with contextlib.suppress(OSError), open(name) as file:
+        return file.read().strip()
+    return ""
 
 
 def ranks_here(known: int | None = None) -> int:

@@ -60,25 +60,19 @@ def fitting(key: str, value: object, shape: tuple[int, ...], dtype: np.dtype[Any
     """The array, if it has the shape and dtype of the first sample."""
     array = named_array(key, value)
     if array.shape != shape:
-        raise UnfitError(
-            f"field {key!r} of {{}} has shape {array.shape}, but {shape} for the first sample; return one shape for "
-            "all samples: resize, crop or pad"
-        )
+        what = f"field {key!r} of {{}} has shape {array.shape}, but {shape} for the first sample"
+        raise UnfitError(f"{what}; return one shape for all samples: resize, crop or pad")
     if array.dtype.newbyteorder("=") != dtype:
-        raise UnfitError(
-            f"field {key!r} of {{}} has dtype {array.dtype}, but {dtype} for the first sample; return one dtype for "
-            f"all samples, as .astype({dtype.name!r}) gives it"
-        )
+        what = f"field {key!r} of {{}} has dtype {array.dtype}, but {dtype} for the first sample"
+        raise UnfitError(f"{what}; return one dtype for all samples, as .astype({dtype.name!r}) gives it")
     return array
 
 
 def with_rows(key: object, value: object, count: int) -> Array:
     array = named_array(key, value)
     if array.shape[:1] != (count,):
-        raise UnfitError(
-            f"field {key!r} of {{}} has shape {array.shape}, but the first axis must have one row for each of the "
-            f"{count} samples; leave out arrays without a row for each sample"
-        )
+        what = f"has shape {array.shape}, but the first axis must have one row for each of the {count} samples"
+        raise UnfitError(f"field {key!r} of {{}} {what}; leave out arrays without a row for each sample")
     return array
 
 
@@ -149,10 +143,8 @@ def check_callable(where: str, given: object) -> None:
     hook = where.partition("_")[0]
     called_with = "a sample" if hook == "sample" else "a batch"
     if isinstance(given, type):
-        raise ConfigError(
-            f"{given.__name__} is a class, and a transform is called with {called_with}; write {given.__name__}(…)",
-            where,
-        )
+        what = f"{given.__name__} is a class, and a transform is called with {called_with}"
+        raise ConfigError(f"{what}; write {given.__name__}(…)", where)
     if not (given is None or callable(given)):
         raise ConfigError(f"{given!r} cannot be called with {called_with}", where)
     first = type(first_called(given))

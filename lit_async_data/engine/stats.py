@@ -50,15 +50,9 @@ class Wait:
 
     def __add__(self, other: Wait) -> Wait:
         known = [each.device_s for each in (self, other) if each.device_s is not None]
-        return Wait(
-            self.steps + other.steps,
-            self.wait_s + other.wait_s,
-            self.gap_s + other.gap_s,
-            self.busy_s + other.busy_s,
-            sum(known) if known else None,
-            self.last_s,
-            self.copy.plus(other.copy),
-        )
+        sums = {name: getattr(self, name) + getattr(other, name) for name in ("steps", "wait_s", "gap_s", "busy_s")}
+        sums |= {"device_s": sum(known) if known else None, "copy": self.copy.plus(other.copy)}
+        return dataclasses.replace(self, **sums)
 
     def since(self, before: Wait | None) -> Wait:
         """Steps and waits after an earlier record."""

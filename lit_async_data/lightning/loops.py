@@ -78,6 +78,11 @@ def epoch(trainer: Any) -> int:
     return int(trainer.fit_loop.epoch_progress.current.processed)
 
 
+def evaluated(trainer: Any) -> str:
+    """The stage of an evaluation loop: val, also in the sanity check, test or predict."""
+    return str(trainer.state.stage.dataloader_prefix)
+
+
 def is_last(trainer: pl.Trainer) -> bool:
     return bool(trainer.fit_loop.epoch_loop.batch_progress.is_last_batch)
 

@@ -206,13 +206,16 @@ class DevicePrefetcher(pl.Callback):
         self._begin_epoch(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._evaluate(trainer, "val", trainer.val_dataloaders)
+        stage = loops.evaluated(trainer)
+        self._activate(trainer, getattr(trainer, f"{stage}_dataloaders"), evaluated=True)
+        self._verdicts.begin(stage, self._active)
+
+    on_test_start = on_predict_start = on_validation_start
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._log_bad_samples(pl_module, "val/bad_samples")
+        self._log_bad_samples(pl_module, f"{loops.evaluated(trainer)}/bad_samples")
 
-    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._log_bad_samples(pl_module, "test/bad_samples")
+    on_test_epoch_end = on_validation_epoch_end
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log how long validation waited, and return to the training loaders if validation ran inside training."""
@@ -220,17 +223,10 @@ class DevicePrefetcher(pl.Callback):
         print_line(self._verdicts.end(trainer, "val"))
         self._activate(trainer, trainer.train_dataloader)
 
-    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._evaluate(trainer, "test", trainer.test_dataloaders)
-
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        print_line(self._verdicts.end(trainer, "test"))
+        print_line(self._verdicts.end(trainer, loops.evaluated(trainer)))
 
-    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._evaluate(trainer, "predict", trainer.predict_dataloaders)
-
-    def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        print_line(self._verdicts.end(trainer, "predict"))
+    on_predict_end = on_test_end
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Let the loaders start their own copies again, and stop the wrappers."""
@@ -290,10 +286,6 @@ class DevicePrefetcher(pl.Callback):
         """Report bad samples now: a loader reports them with the next batch, but the Trainer's pass is over."""
         for loader in self._read_around():
             loader._wiring.quarantine.tell()
-
-    def _evaluate(self, trainer: pl.Trainer, stage: str, loaders: Any) -> None:
-        self._activate(trainer, loaders, evaluated=True)
-        self._verdicts.begin(stage, self._active)
 
     def _drive(self, trainer: pl.Trainer, loader: DrivenLoader) -> None:
         # Set before the first batch: a change of any of these drops the batches read ahead.

@@ -99,10 +99,8 @@ def count_again(trainer: pl.Trainer, loader: AsyncLoader) -> None:
     elif saved.over:  # drop_last drops the rest; Lightning would begin an epoch without remaining batches again
         loops.set_left(trainer, 1, is_last=True)
     elif place is not None:
-        what = (
-            f"limit_train_batches: with {trainer.limit_train_batches}, the epoch ends before the saved place, sample "
-        )
-        raise _refusal(trainer, f"{what}{place.position} of {loader.order.length}; raise it, or {ANOTHER}")
+        what = f"limit_train_batches: with {trainer.limit_train_batches}, the epoch ends before the saved place, "
+        raise _refusal(trainer, f"{what}sample {place.position} of {loader.order.length}; raise it, or {ANOTHER}")
 
 
 def check_begun(trainer: pl.Trainer, loader: AsyncLoader) -> None:

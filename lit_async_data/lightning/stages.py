@@ -48,10 +48,7 @@ def with_training_classes(stages: Mapping[Any, Sequence[Source]]) -> dict[Any, l
     renumbered = {stage: [with_classes(source, names) for source in sources] for stage, sources in stages.items()}
     for stage, sources in renumbered.items():
         for source in sources:
-            _check_kinds(source, first, stage)
-            for key in source.spec.keys() & first.spec.keys():
-                if clash := column_clash(source.spec[key].columns, first.spec[key].columns, first.name):
-                    raise ConfigError(f"{key!r} of {source.name}: {clash}", stage)
+            _check_columns(source, first, stage)
     _check_same_classes(renumbered)
     return renumbered
 
@@ -71,13 +68,14 @@ def with_saved_classes(
     return renumbered
 
 
-def _check_kinds(source: Source, first: Source, stage: Any) -> None:
-    """Refuse a table if its column holds classes and that of the first table numbers, or the reverse."""
-    if source.with_classes({}) is source:
-        return  # its class numbers are stored, not found in text
+def _check_columns(source: Source, first: Source, stage: Any) -> None:
+    """Refuse other columns, and those of a table that hold classes where the first has numbers, or the reverse."""
+    of_text = source.with_classes({}) is not source  # else its class numbers are stored
     own, others = class_names(source), class_names(first)
-    for key in source.spec.fields.keys() & first.spec.fields.keys():
-        if (key in own) != (key in others):
+    for key in source.spec.keys() & first.spec.keys():
+        if clash := column_clash(source.spec[key].columns, first.spec[key].columns, first.name):
+            raise ConfigError(f"{key!r} of {source.name}: {clash}", stage)
+        if of_text and (key in own) != (key in others):
             here, there = ("classes", "numbers") if key in own else ("numbers", "classes")
             what = f"{key} holds {here}, but {there} in the first stage"
             raise ConfigError(f"{what}; set kind: class or kind: number in both", stage)

@@ -111,9 +111,8 @@ class Permutations:
         width = min(int(self.n.max()), 2**_SMALL_BITS)
         elements = np.arange(width, dtype=np.uint64)
         # The low bits of a word hold its element, so that sorting the words sorts the elements.
-        words = (
-            derived_keys(self._keys[:, None], elements) >> np.uint64(_SMALL_BITS) << np.uint64(_SMALL_BITS) | elements
-        )
+        low_bits = np.uint64(_SMALL_BITS)
+        words = derived_keys(self._keys[:, None], elements) >> low_bits << low_bits | elements
         words[elements >= self.n[:, None].astype(np.uint64)] = _WORD  # elements that do not exist come last
         words.sort(axis=1)
         return (words[which, positions] & np.uint64(2**_SMALL_BITS - 1)).astype(np.int64)

@@ -77,9 +77,8 @@ class EpochPlan:
         if self.world_size < 1:
             raise ConfigError(f"{self.world_size} is not a number of ranks from 1 on", "world_size")
         if not 0 <= self.rank < self.world_size:
-            raise ConfigError(
-                f"{self.rank} is not one of {self.world_size} ranks; give one from 0 to {self.world_size - 1}", "rank"
-            )
+            what = f"{self.rank} is not one of {self.world_size} ranks"
+            raise ConfigError(f"{what}; give one from 0 to {self.world_size - 1}", "rank")
         if self.remaining < self.world_size:
             what = f"{self.remaining} samples cannot be shared by {self.world_size} ranks: each needs at least one"
             raise ConfigError(f"{what}; start at most {max(self.remaining, 1)} ranks")

@@ -392,7 +392,8 @@ def _of_rows(scope: Scope, known: Sequence[Dataset], notes: list[str]) -> Iterat
     image = c in (3, 4) and max(h, w) <= 4 * min(h, w) and x.dtype.kind == "u"
     image = ((image or masked or square) and not x.axis) or x.one_image or has_word(x.axis, SPACE)
     plain = len(x.shape) == 2 and x.samples is None and not x.kind and not x.axis
-    recording = x.across or (plain and x.shape[1] >= ACROSS * x.shape[0])
+    sides: Any = x.shape  # of a recording, the second is time
+    recording = x.across or (plain and sides[1] >= ACROSS * sides[0])
     alone: list[Given] = [n.field for n in scope.nodes if not n.shape and has_word(n.name, LABELS)]
     alone += [{"attr": name} for name in scope.attributes if has_word(name, LABELS)]
     if not labels and image and not scope.several:
@@ -408,7 +409,7 @@ def _of_rows(scope: Scope, known: Sequence[Dataset], notes: list[str]) -> Iterat
             for null in ("", "drop") if y is not None and y.kind in CODED else ("",):
                 yield _row_by_row(scope, x, y, masks * (y in labels), null=null, episodes=episodes)
     for label in (*alone, None) if recording and not labels else ():
-        rows, how = min(WINDOW, x.shape[1]), "window and stride=: choose the rows of a window, and from one to the next"
+        rows, how = min(WINDOW, sides[1]), "window and stride=: choose the rows of a window, and from one to the next"
         fields = {"x": {"name": x.field, "window": [0, rows]}, "y": label}
         yield _suggestion(scope, f"windows of {x.field}", fields, [how], layout={"x": "CN"}, stride=rows)
 

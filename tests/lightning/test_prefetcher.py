@@ -429,7 +429,7 @@ class Sharding:
 
 
 def run_of(strategy, module=None):
-    return Run(strategy=strategy, lightning_module=module or Model(), datamodule=None)
+    return Run(strategy=strategy, lightning_module=module or Model(), datamodule=None, training=False)
 
 
 def test_the_loader_that_the_strategy_returns_is_wrapped_while_the_run_goes_on():

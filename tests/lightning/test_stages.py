@@ -436,5 +436,5 @@ def test_prediction_refuses_patches_that_are_drawn(subjects, given):
     dm = AsyncDataModule(**options, loader={"batch_size": 2})
     with pytest.raises(ConfigError, match=r"s0\.h5.*: patches_per_volume draws .* predict on a grid: the same source"):
         dm.setup("predict")
-    assert len(AsyncDataModule(val=drawn, loader={"batch_size": 2}).val_dataloader()[0]) == 6
+    assert len(AsyncDataModule(val=drawn, loader={"batch_size": 2}).val_dataloader()) == 6
     assert AsyncDataModule(predict=patches(subjects), loader={"batch_size": 2}).predict_dataloader()

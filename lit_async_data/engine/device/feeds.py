@@ -71,34 +71,21 @@ class Feed:
     following: Callable[[BatchIndex], BatchIndex]
     #: Raises the error that prevents the next batch: the feed is closed, or belongs to another process.
     check: Callable[[], None]
+    #: Has the batches from one on read ahead. Never blocks on storage.
+    prefetch: Callable[[BatchIndex], None]
+    #: A batch in host memory, waiting for it. Raises the error in its place.
+    lend: Callable[[BatchIndex], Batch]
+    #: The device memory that a batch will take; None if it is unknown before the batch has been read.
+    buffers: Callable[[BatchIndex], DeviceBuffers | None]
+    #: A batch to copy, which the caller releases: None if it has not been read yet, or waiting for it.
+    poll: Callable[[BatchIndex], HostBatch | None]
+    get: Callable[[BatchIndex], HostBatch]
+    stats: Callable[[], LoaderStats]  # ``read``, ``copied``, ``workers`` and ``slots``
     ready: int  # batches that have been read and wait on the host
     forked: bool  # whether this process is a fork without the threads of the feed
     has_room: bool  # whether `get` can succeed before any batch is released
     how = ""  # slots × batches in each, for people
     depth: int  # the most batches that wait on the host
-
-    def prefetch(self, key: BatchIndex) -> None:
-        """Have the batches from ``key`` on read ahead. Never blocks on storage."""
-        raise NotImplementedError
-
-    def lend(self, key: BatchIndex) -> Batch:
-        """A batch in host memory, waiting for it. Raises the error in its place."""
-        raise NotImplementedError
-
-    def buffers(self, key: BatchIndex) -> DeviceBuffers | None:
-        """The device memory that a batch will take; None if it is unknown before the batch has been read."""
-        raise NotImplementedError
-
-    def poll(self, key: BatchIndex) -> HostBatch | None:
-        """A batch to copy, which the caller releases; None if it has not been read yet."""
-        raise NotImplementedError
-
-    def get(self, key: BatchIndex) -> HostBatch:
-        raise NotImplementedError
-
-    def stats(self) -> LoaderStats:
-        """The statistics ``read``, ``copied``, ``workers`` and ``slots``."""
-        raise NotImplementedError
 
     def rest(self, *, wait: bool) -> None:
         """End the pass; ``wait`` for a read under way, however long it takes, or else a few seconds at most."""
@@ -190,9 +177,8 @@ class SlotFeed(Feed):
 
     def stats(self) -> LoaderStats:
         pipeline = self.pipeline
-        return LoaderStats(
-            read=pipeline.done, copied=self._copied, workers=pipeline.worker_count, slots=len(pipeline.pool)
-        )
+        workers, slots = pipeline.worker_count, len(pipeline.pool)
+        return LoaderStats(read=pipeline.done, copied=self._copied, workers=workers, slots=slots)
 
     @property
     def forked(self) -> bool:  # type: ignore[override]
@@ -289,9 +275,8 @@ class CopyFeed(SlotFeed):
     def _begin(self) -> None:
         layout = self._layout
         self._in_block = layout.small if layout.batches == 1 else ()
-        self._dtypes = {
-            name: torch.from_numpy(np.empty(0, field.dtype)).dtype for name, field in layout.spec.fields.items()
-        }
+        fields = layout.spec.fields.items()
+        self._dtypes = {name: torch.from_numpy(np.empty(0, field.dtype)).dtype for name, field in fields}
         # By size: the last batch of an epoch has another one, and each bucket its own.
         self._known: dict[Extent, DeviceBuffers] = {}
 

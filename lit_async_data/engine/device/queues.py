@@ -129,9 +129,8 @@ class DeviceTransform:
 
     def _check_images(self, batch: Any) -> None:
         """Refuse a transform of torchvision's v2, which takes only the first plain tensor, if others are images."""
-        values = (
-            batch.items() if isinstance(batch, Mapping) else enumerate(batch) if isinstance(batch, Sequence) else ()
-        )
+        listed = enumerate(batch) if isinstance(batch, Sequence) else ()
+        values = batch.items() if isinstance(batch, Mapping) else listed
         tensors = {key: value for key, value in values if isinstance(value, torch.Tensor)}
         first, images = [*tensors][:1], [key for key, value in tensors.items() if value.ndim > 2]
         if images not in ([], first) and all(type(value) is torch.Tensor for value in tensors.values()):
@@ -143,11 +142,8 @@ class DeviceTransform:
 
 def widened(spec: BatchSpec) -> Callable[[Any], Any] | None:
     """Casts fields that travel to the device in a narrower type to the type of the batch; None without such fields."""
-    types = {
-        key: torch.from_numpy(np.empty(0, field.dtype)).dtype
-        for key, field in spec.fields.items()
-        if field.narrow is not None
-    }
+    fields = {key: field for key, field in spec.fields.items() if field.narrow is not None}
+    types = {key: torch.from_numpy(np.empty(0, field.dtype)).dtype for key, field in fields.items()}
     if not types:
         return None
 
@@ -222,7 +218,7 @@ class InlineQueue:
         self.depth = depth
         self._transform = transform
         if transform is None:
-            self.take = feed.lend  # type: ignore[method-assign]  # saves a call for each batch
+            self.take = feed.lend  # type: ignore[assignment,method-assign]  # saves a call for each batch
 
     def take(self, key: BatchIndex) -> Batch:
         assert self._transform is not None

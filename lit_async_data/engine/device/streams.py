@@ -75,9 +75,8 @@ class Streams:
     def __init__(self, device: torch.device) -> None:
         self._device = exact_device(device)
         # As far as torch offers it: bool() is False.
-        self._capturing: Callable[[], bool] = getattr(
-            torch.get_device_module(device), "is_current_stream_capturing", bool
-        )
+        module = torch.get_device_module(device)
+        self._capturing: Callable[[], bool] = getattr(module, "is_current_stream_capturing", bool)
 
     @functools.cached_property
     def side(self) -> torch.Stream:

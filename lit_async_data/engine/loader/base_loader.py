@@ -192,9 +192,8 @@ class Pass(BatchIterator):
 
 class _Copied(Iterator[Batch]):
     def __next__(self) -> NoReturn:
-        raise ClosedError(
-            "this is a copy of a pass, and only the original has its place in the data; write iter(loader)"
-        )
+        what = "this is a copy of a pass, and only the original has its place in the data"
+        raise ClosedError(f"{what}; write iter(loader)")
 
 
 log = logging.getLogger(__name__)

@@ -77,10 +77,9 @@ class Quarantine:
     def tell(self) -> None:
         """Warn of the bad samples of a pass, once, when it ends or is given up."""
         if self._bad and self._epoch >= 0:
-            listed = "" if self.path is None or not self._writes else f"; {self.path} lists them"
-            log.warning(
-                "epoch %d of %s was read around %s%s", self._epoch, self._source.name, self._described(), listed
-            )
+            bad = self._described()
+            bad += "" if self.path is None or not self._writes else f"; {self.path} lists them"
+            log.warning("epoch %d of %s was read around %s", self._epoch, self._source.name, bad)
             self._epoch = -1
 
     def _described(self) -> str:
@@ -272,10 +271,8 @@ class Resuming:
         if rest <= 0:  # with ``force``
             self.why_over = f"it has {self._now.samples} samples now, and the saved place is sample {place.position}"
         elif plan.drops_all(place.position):
-            self.why_over = (
-                f"drop_last drops the {rest} samples that remain of it, which do not fill a step of {plan.batch_size} "
-                f"× {world}"
-            )
+            what = f"drop_last drops the {rest} samples that remain of it"
+            self.why_over = f"{what}, which do not fill a step of {plan.batch_size} × {world}"
         if self.why_over:
             self.report(f"epoch {place.epoch} is over: {self.why_over}")
             return self._ended(place)  # also in later states

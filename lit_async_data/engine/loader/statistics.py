@@ -88,9 +88,8 @@ def statistics(
     spec, keys = source.spec, chosen_fields(source.spec, fields)
     given: Mapping[str, Axis] = axis if isinstance(axis, Mapping) else dict.fromkeys(keys.values(), axis)
     if unknown := given.keys() - keys.values():
-        raise ConfigError(
-            f"{min(unknown)!r} is not one of {few(list(keys.values()))}, whose statistics are asked", "axis"
-        )
+        what = f"{min(unknown)!r} is not one of {few(list(keys.values()))}"
+        raise ConfigError(f"{what}, whose statistics are asked", "axis")
     axes: dict[str, Axis] = {name: given.get(name, "channels") for name in keys.values()}
     kept = {name: _kept(name, spec[name], each) for name, each in axes.items()}
     if cache_dir is None:
@@ -118,11 +117,9 @@ def chosen_fields(spec: BatchSpec, fields: Any) -> dict[Any, str]:
         raise ConfigError(what, "fields")
     for key in () if fields is None else listed:
         if key not in keys:
-            ways = f"a column are counted by numpy.unique(source.column({key!r}), return_counts=True)"
-            what = (
-                f"{key!r} is not one of {', '.join(map(repr, keys))}, the fields of real numbers; the texts of {ways}"
-            )
-            raise ConfigError(what, "fields")
+            what = f"{key!r} is not one of {', '.join(map(repr, keys))}, the fields of real numbers"
+            ways = f"the texts of a column are counted by numpy.unique(source.column({key!r}), return_counts=True)"
+            raise ConfigError(f"{what}; {ways}", "fields")
     return keys if fields is None else {key: keys[key] for key in listed}
 
 

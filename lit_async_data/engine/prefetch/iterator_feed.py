@@ -489,9 +489,8 @@ class IteratorFeed(Feed):
 
     def check(self) -> None:
         if self._process.forked:
-            raise self._process.error(
-                "this loader reads", "its thread does not exist there; call prefetched() in the child"
-            )
+            advice = "its thread does not exist there; call prefetched() in the child"
+            raise self._process.error("this loader reads", advice)
         if self._closed:
             raise ClosedError(CLOSED)
 

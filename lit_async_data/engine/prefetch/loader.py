@@ -23,13 +23,7 @@ from lit_async_data.engine.hooks import Function, check_callable
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.loader.base_loader import BaseLoader, Engine, Pass, Taken, Wiring
 from lit_async_data.engine.prefetch import iterator_feed
-from lit_async_data.engine.prefetch.iterator_feed import (
-    IteratorFeed,
-    Packer,
-    PassState,
-    PinnedBufferPool,
-    begins_nothing,
-)
+from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed, Packer, PassState, begins_nothing
 from lit_async_data.errors import ClosedError, ConfigError
 from lit_async_data.options import INSTEAD, explains_names, lightning_seed
 from lit_async_data.order.permutation import derived_key
@@ -414,7 +408,7 @@ class PrefetchedLoader(BaseLoader):
     def _new_engine(self) -> Engine:
         device, function = self.device, self._device_transform
         on_device = streams.has_streams(device)
-        self._blocks = PinnedBufferPool(functools.partial(resources.allocated, pinned=True), most=0)
+        self._blocks = iterator_feed.PinnedBufferPool(functools.partial(resources.allocated, pinned=True), most=0)
         state = getattr(self.loader, "state_dict", None) if self._stateful else None
         feed = IteratorFeed(self.loader, Packer(self._blocks) if on_device else iterator_feed.uncopied, 0, state)
         number = functools.partial(_batch_seed, lightning_seed(), 0)
@@ -524,10 +518,9 @@ def prefetched(
     if isinstance(given, Source):
         ways = "write AsyncLoader(source, LoaderOptions(batch_size=64)), which reads batches of its samples ahead"
         raise ConfigError(f"prefetched(loader): {loader!r} is a source, not a loader; {ways}")
-    if not hasattr(type(loader), "__iter__") and (
-        isinstance(given, Dataset) or not hasattr(type(loader), "__getitem__")
-    ):
-        what = "gives samples, not batches" if isinstance(given, Dataset) else "cannot be iterated over"
+    kind, of_samples = type(loader), isinstance(given, Dataset)
+    if not hasattr(kind, "__iter__") and (of_samples or not hasattr(kind, "__getitem__")):
+        what = "gives samples, not batches" if of_samples else "cannot be iterated over"
         raise ConfigError(f"prefetched(loader): {loader!r} {what}; give it a DataLoader, for instance")
     check_callable("device_transform", device_transform)
     stateful = all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict"))

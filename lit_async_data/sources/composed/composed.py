@@ -11,7 +11,6 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from numbers import Real
 from typing import Any, Self
 
 import numpy as np
@@ -24,7 +23,7 @@ from lit_async_data.order.chunk_order import ChunkRun, runs_of
 from lit_async_data.order.permutation import Indices, Words
 from lit_async_data.order.plan import ChunkGroup
 from lit_async_data.sources.contract import source as contract
-from lit_async_data.sources.contract.checks import check_same, check_source, refuse_flags
+from lit_async_data.sources.contract.checks import check_same, check_source, is_real, refuse_flags
 from lit_async_data.sources.contract.source import Part, Source
 from lit_async_data.sources.contract.user_code import READING, digest
 
@@ -564,8 +563,7 @@ def _flat(
             raise ConfigError(f"{name} is {given!r}; give a source and its share: '{name}': (source, 0.7)", "sources")
         source, share = pair
         check_source(f"sources.{name}", source)
-        real = isinstance(share, Real) and not isinstance(share, bool)
-        if not real or not 0 < pair[1] <= sys.float_info.max:
+        if not is_real(share) or not 0 < share <= sys.float_info.max:
             raise ConfigError(f"{name} has share {share!r}; give a number above 0, or leave the source out", "sources")
         if not len(source):
             raise ConfigError(f"{name} has no samples ({source.name}); leave it out", "sources")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import collections
 import logging
 import math
-import numbers
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
@@ -21,7 +20,7 @@ from lit_async_data.options import MAX_SEED, explains_names, whole
 from lit_async_data.order.permutation import Indices, Words, derived_keys
 from lit_async_data.order.weights import IGNORED, SampleClasses
 from lit_async_data.sources.composed.composed import SubsetSource, check_whole
-from lit_async_data.sources.contract.checks import values_of
+from lit_async_data.sources.contract.checks import is_real, values_of
 from lit_async_data.sources.contract.source import EACH, Places, Source, hashed, numbered, starts
 from lit_async_data.sources.local_files import ends_of
 from lit_async_data.sources.table.labels import note_names, trim
@@ -499,8 +498,7 @@ def upper_edges(fractions: Any) -> npt.NDArray[np.float64]:
         what = "is not a mapping of names to fractions; write {'train': 0.8, 'val': 0.2}"
         raise ConfigError(f"{fractions!r} {what}", "split")
     for name, share in fractions.items():
-        real = isinstance(share, numbers.Real) and not isinstance(share, bool)
-        if not real or not 0 < float(share) <= 1:
+        if not is_real(share) or not 0 < float(share) <= 1:
             what = "is not a fraction; give a number above 0 and up to 1, or for each side the list of its groups"
             raise ConfigError(f"{name} = {share!r} {what}", "split")
     edges = np.cumsum([float(share) for share in fractions.values()])

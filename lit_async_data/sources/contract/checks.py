@@ -10,6 +10,7 @@ import math
 import sys
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
+from numbers import Real
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,6 +24,10 @@ from lit_async_data.sources.contract.user_code import digest
 T = TypeVar("T")
 FIRST_SAMPLES = 16  # tried for a common property, such as the size
 _NAMES = dict[str, Sequence[str]]()  # of columns, by the digest that specs hold: the latest 16, for messages
+
+
+def is_real(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def refuse_flags(numbers: npt.NDArray[Any], count: int, where: str, option: str) -> None:
@@ -87,8 +92,7 @@ def check_same(before: BatchSpec, own: BatchSpec, here: str, there: str, alike: 
     same = {*keys} == {*others} if first.as_mapping else keys == others  # the order of keys in dicts says nothing
     if first.as_mapping != other.as_mapping or not same:
         listed = [f"{'dicts' if spec.as_mapping else 'tuples'} of {', '.join(spec.fields)}" for spec in (other, first)]
-        what = f"{here} has {listed[0]}, but {there} has {listed[1]}"
-        raise FormatError(f"{what}; {alike}")
+        raise FormatError(f"{here} has {listed[0]}, but {there} has {listed[1]}; {alike}")
     for key in keys:
         names, own_names = before[key].named, own[key].named
         if contradict(names, own_names):
@@ -148,8 +152,7 @@ def as_array(value: Any) -> Array:
             array = value.numpy(force=True)  # also detaches the tensor and resolves conjugates
         except (TypeError, RuntimeError):
             ways = "return a dense tensor of another dtype, such as .float(), and cast it in device_transform"
-            what = f"a tensor of {value.dtype}, {value.layout}, which numpy cannot hold"
-            raise UnfitError(f"{what}; {ways}") from None
+            raise UnfitError(f"a tensor of {value.dtype}, {value.layout}, which numpy cannot hold; {ways}") from None
     elif isinstance(value, np.ndarray | np.generic | int | float) and not isinstance(value, np.ma.MaskedArray):
         try:
             array = np.asarray(value, np.int64 if isinstance(value, int) and not isinstance(value, bool) else None)

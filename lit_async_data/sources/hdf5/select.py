@@ -338,9 +338,9 @@ class Steps:
         places = np.divmod(rows, self.length)[:: -1 if self.swapped else 1]
         return [np.divmod(place, size) for place, size in zip(places, self.chunk, strict=True)]
 
-    def stored(self, rows: Indices) -> Indices:
+    def stored(self, rows: Indices) -> Select:
         (i, a), (j, b) = self._places(rows)
-        return np.asarray(np.ravel_multi_index((i, j, a, b), self.grid))
+        return Select(np.asarray(np.ravel_multi_index((i, j, a, b), self.grid)))
 
     def chunks(self, rows: Indices) -> Indices:
         """The number of each row's chunk, counted along the steps, and then along the episodes."""

@@ -57,7 +57,8 @@ class _Opened:
 
     def with_values(self, exclude: Exclude | None, name: str) -> list[StoredPart]:
         """The parts without samples that are to be left out; an error where another lacks a value."""
-        kept = with_categories(part_samples.with_values(self.parts), self.reader, drop=True)
+        kept = part_samples.with_samples(list(map(part_samples.with_values, self.parts)))
+        kept = with_categories(kept, self.reader, drop=True)
         if exclude is not None:
             kept = part_samples.without(kept, exclude, name)
         with_categories(kept, self.reader, drop=False)

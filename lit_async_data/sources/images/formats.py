@@ -14,7 +14,6 @@ import functools
 import importlib
 import io
 import math
-import numbers
 import re
 import struct
 import zlib
@@ -26,6 +25,7 @@ import numpy as np
 from lit_async_data.batch.spec import Array, Bytes
 from lit_async_data.errors import ConfigError, CorruptError, FormatError
 from lit_async_data.options import flag, one_of, whole
+from lit_async_data.sources.contract.checks import is_real
 from lit_async_data.sources.local_files import HEAD_BYTES, mistaken
 from lit_async_data.system import Lazy
 
@@ -132,7 +132,7 @@ def _size(given: Any) -> tuple[int, int] | None:
     if given is None:
         return None
     pair = _items(given) or (given, given)
-    if len(pair) != 2 or not all(_is_real(side) and side in range(1, _MAX_SIDE + 1) for side in pair):
+    if len(pair) != 2 or not all(is_real(side) and side in range(1, _MAX_SIDE + 1) for side in pair):
         what = f"is not a number of pixels from 1 to {_MAX_SIDE}, nor (height, width)"
         raise ConfigError(f"{given!r} {what}", "image_size")
     return int(pair[0]), int(pair[1])
@@ -140,7 +140,7 @@ def _size(given: Any) -> tuple[int, int] | None:
 
 def _range(name: str, given: Any, most: float) -> tuple[float, float]:
     pair = _items(given)
-    if len(pair) == 2 and all(map(_is_real, pair)) and 0 < pair[0] <= pair[1] <= most and math.isfinite(pair[1]):
+    if len(pair) == 2 and all(map(is_real, pair)) and 0 < pair[0] <= pair[1] <= most and math.isfinite(pair[1]):
         return float(pair[0]), float(pair[1])
     limit = "" if math.isinf(most) else f" of at most {most:g}"
     raise ConfigError(f"{given!r} is not a pair of numbers above 0{limit}, the lower one first", name)
@@ -148,10 +148,6 @@ def _range(name: str, given: Any, most: float) -> tuple[float, float]:
 
 def _items(given: Any) -> tuple[Any, ...]:
     return tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else ()
-
-
-def _is_real(value: object) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 # -- crops -------------------------------------------------------------------------------------------------------------

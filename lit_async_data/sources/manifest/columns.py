@@ -297,11 +297,8 @@ class Rows:
             return (Part(self.table.origin.paths[0], "/", "", len(self)),)
         counts = np.bincount(self._file_numbers(), minlength=len(files)).tolist()
         above = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
-        return tuple(
-            Part(file, "/", os.path.relpath(file, above), count)
-            for file, count in zip(files, counts, strict=True)
-            if count
-        )
+        pairs = zip(files, counts, strict=True)
+        return tuple(Part(file, "/", os.path.relpath(file, above), count) for file, count in pairs if count)
 
     def places(self) -> Places:
         """Part and row of each sample, independent of filters."""

@@ -70,8 +70,7 @@ class HDF5Fields:
                 selected[own] = total + numbers
                 total += len(source)
                 sources.append(source)
-        whole = sources[0] if len(sources) == 1 else ConcatSource(sources)
-        self.source = SubsetSource(whole, selected)
+        self.source = SubsetSource(sources[0] if len(sources) == 1 else ConcatSource(sources), selected)
 
     def _open_dataset(self, name: str, samples: Indices, rows: Indices) -> tuple[HDF5Source, Indices]:
         """A source of the files of one dataset, and the numbers of the samples in it."""
@@ -353,11 +352,9 @@ class Fields:
 
     def with_classes(self, classes: Mapping[str, Sequence[str]]) -> Self:
         """Text labels by the numbers of other classes, where the user gave none."""
-        changed = copy.copy(self)
-        changed.labels = {
-            key: self._encoded(self._columns[key], labels, classes[key]) if key in classes else labels
-            for key, labels in self.labels.items()
-        }
+        changed, own = copy.copy(self), [key for key in self.labels if key in classes]
+        encoded = {key: self._encoded(self._columns[key], self.labels[key], classes[key]) for key in own}
+        changed.labels = self.labels | encoded
         return changed
 
     def _encoded(self, column: Column, labels: Labels, classes: Sequence[str]) -> Labels:
@@ -493,14 +490,9 @@ def labels_of(column: Column, table: Table) -> Labels:
     kind = column.kind
     if kind is None and column.classes is None and table.origin.untyped:
         kind = "number" if all(is_number(table.first(name, column.separator)) for name in column.names) else None
-    return table.labels(
-        list(column.names) if column.several else column.names[0],
-        classes=column.classes,
-        null=column.null,
-        kind=kind,
-        separator=column.separator,
-        max_length=column.max_length,
-    )
+    names = list(column.names) if column.several else column.names[0]
+    options: dict[str, Any] = {name: getattr(column, name) for name in ("classes", "null", "separator", "max_length")}
+    return table.labels(names, kind=kind, **options)
 
 
 def _cast(column: Column, labels: Labels, table: Table) -> Labels:

@@ -161,8 +161,7 @@ def _opened_and_read(path: str, most_bytes: int, root: RootDirectory) -> tuple[b
         (number,) = opened
         status = os.fstat(number)
         if not stat.S_ISREG(status.st_mode):
-            what = "not a file, but a folder, pipe or device; give the path of a file"
-            raise FormatError(f"{path}: {what}", file=path)
+            raise FormatError(f"{path}: not a file, but a folder, pipe or device; give the path of a file", file=path)
         if status.st_size > most_bytes:
             what = f"{status.st_size} bytes, more than the limit of {most_bytes}; leave it out"
             raise FormatError(f"{path}: {what}", file=path)
@@ -174,8 +173,7 @@ def _opened_and_read(path: str, most_bytes: int, root: RootDirectory) -> tuple[b
             os.lseek(number, 0, os.SEEK_SET)
             changed = _all_bytes(number, status.st_size) != data
         if changed:
-            what = "changed while it was read; do not write to it during training"
-            raise ChangedError(f"{path}: {what}", file=path)
+            raise ChangedError(f"{path}: changed while it was read; do not write to it during training", file=path)
     finally:
         if opened:
             os.close(opened[0])

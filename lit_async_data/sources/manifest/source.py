@@ -249,9 +249,8 @@ class ManifestSource(Source):
         files = Files(cache, cache_limit, storage_options, storage)
         with files.closed_after_an_error():
             self._reader = TableReader(files.copied(table), filters, text_format)
-            folder = RootDirectory(
-                root_of(table) if root is None else os.fspath(root), allow_external=allow_external, files=files
-            )
+            place = root_of(table) if root is None else os.fspath(root)
+            folder = RootDirectory(place, allow_external=allow_external, files=files)
             self._fields = Fields(columns, self._reader, folder, id, exclude)
             if shape.image_size is not None and not any(field.decoder.images for field in self._fields.files.values()):
                 given = ", ".join(f"{key} (column {', '.join(column.names)!r})" for key, column in columns.items())

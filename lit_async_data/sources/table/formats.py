@@ -152,11 +152,8 @@ def is_list(kind: Any) -> bool:
 
 def is_number(value: Any) -> bool:
     if isinstance(value, str):
-        try:
-            float(value)
-        except ValueError:
-            return False
-        return True
+        with contextlib.suppress(ValueError):
+            value = float(value)
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

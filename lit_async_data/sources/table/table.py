@@ -375,11 +375,9 @@ class Table:
 
     def text(self, name: str, rows: Sequence[int] | Indices) -> list[str]:
         """The text of rows, in any order; whole numbers as digits. The column has no nulls."""
-        array, numbers = self._text_column(name), formats.arrow_integers(np.asarray(rows, np.int64))
-        codes = array.indices if formats.is_categorical(array.type) else None
-        texts = array.take(numbers) if codes is None else array.dictionary.take(codes.take(numbers))
-        values: list[Any] = texts.to_pylist()
-        return values if not values or isinstance(values[0], str) else list(map(str, values))
+        taken = self._text_column(name).take(formats.arrow_integers(np.asarray(rows, np.int64)))
+        texts = taken.dictionary_decode() if formats.is_categorical(taken.type) else taken
+        return list(map(str, texts.to_pylist()))
 
     def labels(
         self,
@@ -468,8 +466,8 @@ class Table:
         missing = formats.booleans_of(array.is_null())
         if self.is_text(name) and not formats.is_list(array.type):
             texts = array.dictionary_decode() if formats.is_categorical(array.type) else array
-            trimmed = arrow("compute").utf8_trim_whitespace(texts)
-            missing = missing | formats.booleans_of(arrow("compute").equal(trimmed, ""))
+            lengths = arrow("compute").binary_length(arrow("compute").utf8_trim_whitespace(texts))
+            missing = missing | (formats.values_of(lengths) == 0)
         return np.flatnonzero(missing)
 
     def is_text(self, name: str) -> bool:

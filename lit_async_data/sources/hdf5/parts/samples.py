@@ -463,12 +463,8 @@ def with_samples(parts: Sequence[StoredPart]) -> list[StoredPart]:
     return left
 
 
-def with_values(parts: Sequence[StoredPart]) -> list[StoredPart]:
-    """The parts, without samples that lack a row of the table or a text."""
-    return with_samples([_with_values(part) for part in parts])
-
-
-def _with_values(part: StoredPart) -> StoredPart:
+def with_values(part: StoredPart) -> StoredPart:
+    """The part, without samples that lack a row of the table or a text."""
     if part.table_rows is not None and (part.table_rows < 0).any():
         part = part.at(part.anchors.rows(np.flatnonzero(part.rows_of_table() >= 0)))
     fields = [(key, each) for key, each in part.fields.items() if each.text and each.text.null != "ignore"]

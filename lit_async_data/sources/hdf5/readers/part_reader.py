@@ -159,7 +159,7 @@ class PartReader:
         match stored:
             case StoredDataset(steps=steps):
                 reader = self._dataset_reader(stored)
-                return readers.StepsReader(steps, reader) if steps and not steps.in_order else reader
+                return readers.PlacedReader(steps.stored, reader) if steps and not steps.in_order else reader
             case StoredRanges(columns=StoredDataset() as columns):
                 return readers.SparseReader(stored, self._dataset_reader(stored.values), self._dataset_reader(columns))
             case StoredRanges():
@@ -235,17 +235,11 @@ class PartReaders:
             external[part.path].update(part.external)
         numbers = {path: number for number, path in enumerate(identities)}
         self._file_of = [numbers[part.path] for part in stored]
-        self._files = OpenFiles(
-            [
-                OpenFile(path, identity, files, external=tuple(external[path]), mapped=mapped)
-                for path, identity in identities.items()
-            ]
-        )
+        opened = functools.partial(OpenFile, files=files, mapped=mapped)
+        self._files = OpenFiles([opened(path, of, external=tuple(external[path])) for path, of in identities.items()])
         self.cache = ChunkCache()
-        self.parts = [
-            PartReader(part, self._files.files[number], self.cache)
-            for part, number in zip(stored, self._file_of, strict=True)
-        ]
+        of_parts = map(self._files.files.__getitem__, self._file_of)
+        self.parts = [PartReader(part, file, self.cache) for part, file in zip(stored, of_parts, strict=True)]
         self._datasets = dict[str, list[Reader]]()
         for name, reader in itertools.chain(*(part.datasets.items() for part in self.parts)):
             self._datasets.setdefault(name, []).append(reader)
@@ -414,12 +408,8 @@ def with_categories(parts: Sequence[StoredPart], new_reader: NewReader, *, drop:
         if wrong.size:
             with contextlib.closing(new_reader(found)) as reader:
                 reader.read(wrong[:1], {key: np.empty((1, *shape), fields[0].spec.dtype)})
-        kept = [np.flatnonzero(~lost) for lost in np.split(missing, reader.starts[1:-1])]
-        found = [
-            part if len(own) == part.anchors.count else part.at(part.anchors.rows(own))
-            for part, own in zip(found, kept, strict=True)
-        ]
-        found = with_samples(found)
+        lost = zip(found, np.split(missing, reader.starts[1:-1]), strict=True)
+        found = with_samples([part.at(part.own_rows[~own]) if own.any() else part for part, own in lost])
     return found
 
 

@@ -23,7 +23,7 @@ from lit_async_data.sources.hdf5.schema.categories import Conversion
 from lit_async_data.sources.hdf5.schema.encoded import StoredImages, StoredRanges, StoredSequences, of_row
 from lit_async_data.sources.hdf5.schema.inspect import StoredDataset
 from lit_async_data.sources.hdf5.schema.patches import StoredPatches
-from lit_async_data.sources.hdf5.select import Select, Steps, runs
+from lit_async_data.sources.hdf5.select import Select, runs
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.sources.hdf5.storage.failures import as_source_errors
 from lit_async_data.sources.hdf5.storage.open_file import GlobalHeap, OpenFile
@@ -148,14 +148,14 @@ BLOCK_BYTES = 2**20  # of a temporary block, from which rows are converted, deco
 
 
 class PlacedReader(Reader):
-    """Reads rows by other readers, which have them at other places."""
+    """Reads rows by other readers, which have them at other ``places``."""
 
-    def __init__(self, *readers: Reader) -> None:
-        self._readers = readers
+    def __init__(self, places: Callable[[Indices], Select], *readers: Reader) -> None:
+        self._places, self._readers = places, readers
         self.reading = slowest(each.reading for each in readers)
 
-    def _places(self, rows: Indices, /) -> Select:
-        raise NotImplementedError
+    def read(self, select: Select, out: Array, keys: Words | None = None, /) -> list[Shown] | None:
+        return self._readers[0].read(self._places(select.rows), out, keys)
 
     def fetch(self, select: Select, /) -> bool:
         places = self._places(select.rows)
@@ -171,7 +171,7 @@ class FieldReader(PlacedReader):
     """Reads the windows around anchors, which its callers select as rows, and converts and pads their values."""
 
     def __init__(self, field: StoredField, reader: Reader) -> None:
-        super().__init__(reader)
+        super().__init__(functools.partial(_window_rows, field), reader)
         self._field, self._window = field, field.window
 
     def read(self, select: Select, out: Array, keys: Words | None = None, /) -> list[Shown] | None:
@@ -221,34 +221,18 @@ class FieldReader(PlacedReader):
             out[moved] = out[moved[:, None], window.rows(anchors[moved]) - select.firsts[moved, None]]
         return shown
 
-    def _places(self, anchors: Indices, /) -> Select:
-        window = self._window
-        if window.consecutive and 1 < window.length == len(window.offsets) and not self._field.images:
-            return Select(window.begins(anchors), np.full(len(anchors), window.length))
-        return Select(window.rows(anchors).ravel())
 
-
-class StepsReader(PlacedReader):
-    """Reads rows that are stored in another order, on an axis of episodes and one of their steps."""
-
-    def __init__(self, steps: Steps, stored: Reader) -> None:
-        super().__init__(stored)
-        self._steps = steps
-
-    def _places(self, rows: Indices, /) -> Select:
-        return Select(self._steps.stored(rows))
-
-    def read(self, select: Select, out: Array, keys: Words | None = None, /) -> None:
-        self._readers[0].read(self._places(select.rows), out, keys)
+def _window_rows(field: StoredField, anchors: Indices) -> Select:
+    window = field.window
+    if window.consecutive and 1 < window.length == len(window.offsets) and not field.images:
+        return Select(window.begins(anchors), np.full(len(anchors), window.length))
+    return Select(window.rows(anchors).ravel())
 
 
 class RangesReader(PlacedReader):
     def __init__(self, stored: StoredRanges, *elements: Reader) -> None:
-        super().__init__(*elements)
+        super().__init__(stored.places, *elements)
         self._stored = stored
-
-    def _places(self, rows: Indices, /) -> Select:
-        return self._stored.places(rows)
 
 
 class SparseReader(RangesReader):

@@ -255,10 +255,8 @@ class IndexedSlabDecoder:
         together = max(PLANES_BYTES // target.shape[1], 1)
         planes = np.empty((min(together, len(chosen)), target.shape[1]), np.uint8)
         for first in range(0, len(chosen), together):
-            places = where[first : first + together]
-            self._copy(
-                chosen[first : first + together], self._index.filters.decode_to_planes, range(len(places)), planes
-            )
+            places, own = where[first : first + together], chosen[first : first + together]
+            self._copy(own, self._index.filters.decode_to_planes, range(len(places)), planes)
             decoded = planes[: len(places)].reshape(len(places), itemsize, -1)
             if places[-1] - places[0] == len(places) - 1:
                 unshuffle(decoded, target[places[0] : places[-1] + 1])

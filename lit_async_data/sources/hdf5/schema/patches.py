@@ -72,9 +72,8 @@ class StoredPatches(Located):
         places = self._firsts if self.drawn is None else map(np.arange, np.subtract(self.shape, self.extent) + 1)
         axes = zip(places, self.extent, strict=True)
         often = np.ones(())
-        for (first, n), chunk, chunks in zip(
-            self.stored(axes, (0, self.values.nbytes)), index.shape, index.grid, strict=True
-        ):
+        stored = self.stored(axes, (0, self.values.nbytes))
+        for (first, n), chunk, chunks in zip(stored, index.shape, index.grid, strict=True):
             begin = np.arange(chunks)[:, None] * chunk
             near = (first < begin + chunk) & (first + n > begin)
             often = np.multiply.outer(often, near.any(axis=1) if self.drawn is None else near.mean(axis=1))
@@ -117,9 +116,8 @@ class StoredPatches(Located):
         for part, elements in self.centres:
             begin, end = end, end + part
             which = np.flatnonzero((share >= begin) & (share < end) & (len(elements) > 0))
-            chosen = elements[
-                (derived_keys(keys[which], len(self.size) + 1) % np.uint64(len(elements) or 1)).astype(np.int64)
-            ]
+            drawn = derived_keys(keys[which], len(self.size) + 1) % np.uint64(len(elements) or 1)
+            chosen = elements[drawn.astype(np.int64)]
             first = np.stack(np.unravel_index(chosen, self.shape), axis=1) - np.floor_divide(self.extent, 2)
             origins[which] = first.clip(0, np.subtract(self.shape, self.extent))
         return origins
@@ -134,9 +132,8 @@ class StoredPatches(Located):
         assert keys is not None
         most, (points, size) = self._blocks, (self.shape[0], self.size[0])
         blocks, rest = divmod(points, self.block)
-        drawn = Permutations(np.full(len(rows), blocks), keys)(
-            np.tile(np.arange(most), len(rows)), np.repeat(np.arange(len(rows)), most)
-        )
+        which = np.repeat(np.arange(len(rows)), most)
+        drawn = Permutations(np.full(len(rows), blocks), keys)(np.tile(np.arange(most), len(rows)), which)
         numbers = np.pad(drawn.reshape(-1, most), ((0, 0), (1, 0)), constant_values=blocks)
         # The short block comes first in a share of the samples, which draws its points as often as others; else last.
         least, whole = max(size - blocks * self.block, 0), min(rest, size)

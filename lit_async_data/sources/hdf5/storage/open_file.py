@@ -348,11 +348,8 @@ class OpenFile:
                     kept.append(handles)
                 return kept[0]
         if handles.process.forked:
-            raise handles.process.error(
-                f"{self.path}: was opened",
-                "HDF5 handles do not survive a fork; build the source in the child, or start the child by spawn",
-                file=self.path,
-            )
+            cure = "HDF5 handles do not survive a fork; build the source in the child, or start the child by spawn"
+            raise handles.process.error(f"{self.path}: was opened", cure, file=self.path)
         return handles
 
     def check(self) -> None:
@@ -506,10 +503,8 @@ class OpenFiles:
         limit = system.descriptor_limit()
         self._max_open = max(limit // 4, 1)
         if len(files) > self._max_open:
-            what = (
-                f"only {self._max_open} of {len(files)} files stay open, since this process may open {limit}, and are"
-            )
-            _log.warning("%s opened again and again in random order; ulimit -n %d is enough", what, 4 * len(files))
+            what = f"only {self._max_open} of {len(files)} files stay open, since this process may open {limit}, and"
+            _log.warning("%s are opened again and again in random order; ulimit -n %d is enough", what, 4 * len(files))
 
     def use(self, number: int) -> OpenFile:
         """A file that is to be read. Closes the one that was used least recently if too many are open."""
