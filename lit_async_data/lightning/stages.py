@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -171,7 +172,9 @@ def shared_data(sources: Mapping[Any, Sequence[Source]], stage: Stage) -> str:
                 shared[own] |= np.searchsorted(firsts, end) > np.searchsorted(ends, first, side="right")
         if shared.any():
             ids = source.ids(np.flatnonzero(shared)[:1])
-            place = "{0.file}:{0.group}, row {0.row}".format(source.locate(ids)[0]).replace(":/,", ",")
+            place = source.name
+            with contextlib.suppress(Exception):  # of a source of the user's own
+                place = "{0.file}:{0.group}, row {0.row}".format(source.locate(ids)[0]).replace(":/,", ",")
             what = f"{shared.sum():,} of {len(source):,} samples of {stage} share data with train, such as sample "
             cure = f"split one source, and a second of its files by split(other, {{'train': [...], '{stage}': [...]}}"
             return f"{what}{ids[0]} ({place}); {cure}, by='file')"

@@ -411,6 +411,8 @@ def test_sources_of_your_own_share_samples_if_they_are_one_object():
     own = source(10)
     assert said(SubsetSource(own, [1, 2]), SubsetSource(own, [2, 3])).startswith("1 of 2 samples of val")
     assert not said(own, source(10))
+    own.locate = lambda ids: 1 / 0
+    assert " of 10 samples of val share data with train, such as sample 0 (" in said(own, own)
 
 
 @pytest.mark.parametrize(("stage", "lines"), [("fit", 1), ("test", 1), ("predict", 0)])
