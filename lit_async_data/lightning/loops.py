@@ -148,6 +148,11 @@ def unread_states(trainer: pl.Trainer) -> Sequence[Any]:
     return getattr(trainer.fit_loop, "_combined_loader_states_to_load", ())
 
 
+def forget_states(trainer: pl.Trainer) -> None:
+    """Lightning would keep them for the next run of the same Trainer."""
+    getattr(trainer.fit_loop, "_combined_loader_states_to_load", []).clear()
+
+
 def pass_states_on(trainer: pl.Trainer) -> None:
     getattr(trainer.fit_loop, "_load_combined_loader_states", int)()
 

@@ -122,11 +122,13 @@ def restore_loaders(trainer: pl.Trainer) -> None:
     loaders, alone = loops.loaders_of(trainer.fit_loop), is_only(trainer.train_dataloader)
     stateful = [each for each in loaders if hasattr(each, "state_dict") and hasattr(each, "load_state_dict")]
     for loader, state in zip(stateful, loops.unread_states(trainer), strict=False):
-        if isinstance(loader, AsyncLoader) and _resuming(loader).saved is None:
+        own = isinstance(state, Mapping) and "seed" in state  # not of another kind of loader
+        if isinstance(loader, AsyncLoader) and own and _resuming(loader).saved is None:
             loader.load_state_dict(state, force=True)
             if not alone and (place := OrderState.from_dict(state).place) > Place(0, 0):
                 _resuming(loader).cursor.resume(None)
                 _resuming(loader).cursor.follow(place)
+    loops.forget_states(trainer)
 
 
 def keep_seed(trainer: pl.Trainer, loader: Any) -> None:

@@ -156,9 +156,15 @@ def checked_sources(by_stage: Mapping[str, Any]) -> dict[Stage, list[Source]]:
     return sources
 
 
+# Comparing more samples would take longer than a second.
+_MOST_COMPARED = 2**22
+
+
 @rank_zero_only
 def shared_data(sources: Mapping[Any, Sequence[Source]], stage: Stage) -> str:
     """A warning about samples of a stage that read what training reads, too; empty if none does."""
+    if sum(map(len, [*sources["train"], *sources[stage]])) > _MOST_COMPARED or not sources[stage]:
+        return ""
     read: dict[Any, list[Any]] = {}
     for source in sources["train"]:
         for _, names, *ranges in source.ranges_read(np.arange(len(source))):

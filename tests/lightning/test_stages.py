@@ -377,6 +377,15 @@ def test_windows_of_one_recording_share_rows_whatever_their_stride(subjects):
     assert not said(*whole)
 
 
+def test_fields_with_windows_of_their_own_share_rows_only_of_their_own(subjects):
+    def of(rows):
+        fields = {"x": Field("eeg", window=(0, 5)), "y": Field("other", window=(50, 55))}
+        return HDF5Source(subjects[:1], fields, rows=rows)
+
+    assert not said(of([0, 20]), of([40]))
+    assert said(of([0, 20]), of([22])).startswith("1 of 1 samples")
+
+
 @pytest.mark.parametrize("groups", ["file", "time", "episode", None])
 def test_sides_of_a_split_share_nothing(subjects, groups):
     cut = {

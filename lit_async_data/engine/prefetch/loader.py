@@ -521,7 +521,9 @@ def prefetched(
     kind, of_samples = type(loader), isinstance(given, Dataset)
     if not hasattr(kind, "__iter__") and (of_samples or not hasattr(kind, "__getitem__")):
         what = "gives samples, not batches" if of_samples else "cannot be iterated over"
-        raise ConfigError(f"prefetched(loader): {loader!r} {what}; give it a DataLoader, for instance")
+        raise ConfigError(
+            f"prefetched(loader): {loader!r} {what}; give it a DataLoader (of batches, with batch_size=None)"
+        )
     check_callable("device_transform", device_transform)
     stateful = all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict"))
     made = StatefulPrefetchedLoader if stateful else PrefetchedLoader

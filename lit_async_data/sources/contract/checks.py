@@ -48,10 +48,12 @@ def columns_of(names: Sequence[str]) -> str:
 
 def column_clash(mine: str, other: str, there: object) -> str:
     """The first column that has another name ``there``, and what to do; empty if none has, or one has no names."""
+    if not (mine and other) or mine == other:
+        return ""
     pairs = enumerate(zip(_NAMES.get(mine, ()), _NAMES.get(other, ()), strict=False))
     found = (f"column {place} is {one!r}, but {two!r} in" for place, (one, two) in pairs if one != two)
     what = f"its {next(found, 'columns have other names than in')} {there}; write both with the same columns in one "
-    return f"{what}order (AnnData: b[:, a.var_names])" if mine and other and mine != other else ""
+    return f"{what}order (AnnData: b[:, a.var_names])"
 
 
 def first_good(count: int, attempt: Callable[[int], T], advice: str = "") -> T:

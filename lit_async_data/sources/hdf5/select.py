@@ -194,9 +194,8 @@ class TimedWindow(Window):
     slack: float = 0.0  # a distance that is none
 
     def __str__(self) -> str:
-        which, cure = ("any", "") if self.pad else ("all", ", which Field(pad='last') fills")
-        edges = f"{min(self.offsets):g} to {max(self.offsets):g} s from its own, within {self.tolerance:g} s{cure}"
-        return f"values of {self.time} at {which} of its times, {edges} ({self.times[0]:.6g} to {self.times[-1]:.6g} s)"
+        edges = f"{min(self.offsets):g} to {max(self.offsets):g} s from its own, within {self.tolerance:g} s"
+        return f"values of {self.time} at all of its times, {edges}"
 
     @property
     def inside(self) -> Span:
@@ -253,14 +252,6 @@ class TimedWindow(Window):
         late = self.times[self.rows(anchors)] - self.wanted(anchors)
         near: Array = np.abs(late) <= (self.tolerance or 0) + self.slack
         return near & (late <= self.slack) if self.backward else near
-
-    def complete(self, anchors: Indices) -> Array:
-        """Whether no row is missing; with ``pad``, whether one is there, or the sample's time is among theirs."""
-        own, (low, end) = self.anchor_times[anchors], self.episodes.of(anchors)
-        whole: Array = (own >= self.times[low]) & (own <= self.times[end - 1]) & bool(self.pad)
-        real = self.real(anchors[~whole])
-        whole[~whole] = real.any(axis=1) if self.pad else real.all(axis=1)
-        return whole
 
 
 class Select(NamedTuple):

@@ -29,7 +29,14 @@ from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.hdf5.index.index import IndexCache
 from lit_async_data.sources.hdf5.parts import samples as part_samples
 from lit_async_data.sources.hdf5.parts.groups import inspect_files, with_lengths
-from lit_async_data.sources.hdf5.parts.part import ChunkGrouping, PartRequest, StoredPart, common_fields, group_samples
+from lit_async_data.sources.hdf5.parts.part import (
+    ChunkGrouping,
+    PartRequest,
+    StoredPart,
+    common_fields,
+    group_samples,
+    span_of,
+)
 from lit_async_data.sources.hdf5.parts.samples import JoinedTable, On, Unmatched
 from lit_async_data.sources.hdf5.readers.part_reader import PartReaders, with_categories
 from lit_async_data.sources.hdf5.schema.field import OF_FIELD, Field, FieldLike, PathLike, chosen_files, chosen_layouts
@@ -339,10 +346,13 @@ class HDF5Source(Source):
         for number, which in self._reader.by_part(samples):
             part = self._opened.parts[number]
             of = self._opened.identities[part.path][:2], None if part.names is None else part.names.tobytes()
-            read = ((each, field.conversion) for field in part.fields.values() for each in field.datasets)
-            names = frozenset((of, each.name, each.axis, how and how.column) for each, how in read if each.kept is None)
             rows = part.anchors.rows(samples[which] - self._reader.starts[number])
-            yield which, names, *(np.clip(rows + each, *part.episodes.of(rows)) for each in part.span)
+            bounds = part.episodes.of(rows)
+            for field in part.fields.values():
+                column = field.conversion and field.conversion.column
+                names = frozenset((of, each.name, each.axis, column) for each in field.datasets if each.kept is None)
+                if names:
+                    yield which, names, *(np.clip(rows + each, *bounds) for each in span_of([field]))
 
     @property
     def stored_parts(self) -> tuple[StoredPart, ...]:

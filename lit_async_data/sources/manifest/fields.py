@@ -258,7 +258,9 @@ class Fields:
         hdf5 = {key: column for key, column in files.items() if kinds[key] == "hdf5"}
         inline = {key: column for key, column in columns.items() if key not in files}
         count, dropping = int(table.origin.starts[-1]), [column for column in columns.values() if column.null == "drop"]
-        dropped = [table.missing(name, column.separator) for column in dropping for name in column.names]
+        dropped = [
+            table.missing(name, column.separator, column.classes) for column in dropping for name in column.names
+        ]
         table = _without(table, reader, dropped)
         table = with_hdf5_columns(hdf5, table, reader)
         table = _without(table, reader, [table.missing(each.row) for each in hdf5.values() if each.null == "drop"])

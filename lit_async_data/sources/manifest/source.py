@@ -380,9 +380,11 @@ class ManifestSource(Source):
         yield from (reads for each in fields.hdf5 for reads in each.source.ranges_read(samples))
         of = [hash(real(each.file)) >> 2 if each.name else id(fields.rows.table.origin) for each in places.parts]
         by_path = [each for each in fields.files.values() if each.embedded is None and len(self) <= _FEW]
-        own = next((each.paths.named(samples) for each in by_path), None)
-        codes = np.array(of)[places.which] + places.rows if own is None else np.array([hash(each) >> 1 for each in own])
-        yield np.arange(len(samples)), frozenset([own is None]), codes, codes + 1
+        codes = np.array(of)[places.which] + places.rows
+        if by_path:  # all files of a row together: rows may have one of them in common, such as a reference
+            rows = zip(*(each.paths.named(samples) for each in by_path), strict=True)
+            codes = np.array([hash(each) >> 1 for each in rows])
+        yield np.arange(len(samples)), frozenset([bool(by_path)]), codes, codes + 1
 
     def grouped_by_path(self, naming: Callable[[str], str]) -> tuple[Indices, list[str]]:
         """The group number of each sample, and the names of groups, which ``naming`` makes of its first path."""

@@ -323,7 +323,9 @@ def texts_of(array: Any, name: str, origin: RowOrigin, null: Null, max_length: i
     first = text.slice(0, 100).drop_null().to_pylist() if origin.untyped and not is_list(array.type) else []
     if first and all(each.strip()[:1] == "[" and _is_structure(each.strip()) for each in first):
         raise origin.error(f"{quoted(first[0])} looks like a list; {_STORED}", column=name)
-    column = _classes_of_text(text, None, lambda row, message: origin.error(message, row=row), ids=True)
+    column = _classes_of_text(
+        text, None, lambda row, message: origin.error(message, row=row), ids=True, blanks=not is_list(array.type)
+    )
     if is_list(array.type):
         lengths, missing = formats.list_lengths(array), np.array(booleans_of(array.is_null()))
         length, masked = padded_length(lengths, max_length, origin, name)
@@ -443,7 +445,10 @@ def _numbers(array: Any, origin: RowOrigin, name: str, fail: Fail) -> _Column:
     return _Column(np.require(values, requirements=["C", "W"]), missing)
 
 
-def _classes_of_text(array: Any, vocabulary: tuple[str, ...] | None, fail: Fail, *, ids: bool = False) -> _Column:
+def _classes_of_text(
+    array: Any, vocabulary: tuple[str, ...] | None, fail: Fail, *, ids: bool = False, blanks: bool = True
+) -> _Column:
+    """With ``blanks``, text of blanks is missing."""
     encoded = array if formats.is_categorical(array.type) else array.dictionary_encode()
     missing = booleans_of(encoded.is_null())
     codes = formats.values_of(encoded.indices).astype(np.int64)
@@ -451,7 +456,7 @@ def _classes_of_text(array: Any, vocabulary: tuple[str, ...] | None, fail: Fail,
         what = "distinct texts, which seem to be ids or paths; set kind: text, or kind: image, npy or hdf5 for paths"
         raise ConfigError(f"{len(encoded.dictionary)} {what} of files to read", "classes")
     entries, trimmed = encoded.dictionary.to_pylist(), str if ids else trim
-    blank = [not entry.strip() and entry not in (vocabulary or ()) for entry in entries]
+    blank = [blanks and not entry.strip() and entry not in (vocabulary or ()) for entry in entries]
     missing = missing | np.array([*blank, False])[codes]
     present = {trimmed(entries[code]) for code in np.flatnonzero(np.bincount(codes[~missing])).tolist()}
     named = [trimmed(entry) for entry, has_no in zip(entries, blank, strict=True) if not has_no]
@@ -508,5 +513,5 @@ def _class_lists(array: Any, vocabulary: tuple[str, ...] | None, fail: Fail, *, 
     values = np.zeros((len(array), len(inner.classes)), np.uint8)
     values[owner[~inner.missing], inner.values[~inner.missing]] = 1
     missing = np.array(booleans_of(array.is_null()) & (not empty_is_zero))
-    missing[owner[inner.missing]] = True
+    missing[owner[booleans_of(array.flatten().is_null())]] = True  # text of blanks is no class of the list
     return _Column(values, missing, inner.classes)

@@ -458,13 +458,13 @@ class Table:
         columns = {name: array.take(numbers) for name, array in self._columns.items()}
         return Table(columns, origin._replace(kept=kept, ids=ids))
 
-    def missing(self, name: str, separator: str | None = None) -> Indices:
-        """The rows without a value; text of blanks is none."""
+    def missing(self, name: str, separator: str | None = None, classes: Sequence[str] | None = None) -> Indices:
+        """The rows without a value; text of blanks is none, unless a class is blank."""
         array = self.array(name)
         if separator is not None and self.is_text(name):
             array = labels.parsed_text(array, name, self.origin, separator, kind=None)
         missing = formats.booleans_of(array.is_null())
-        if self.is_text(name) and not formats.is_list(array.type):
+        if self.is_text(name) and not formats.is_list(array.type) and all(map(str.strip, classes or ())):
             texts = array.dictionary_decode() if formats.is_categorical(array.type) else array
             lengths = arrow("compute").binary_length(arrow("compute").utf8_trim_whitespace(texts))
             missing = missing | (formats.values_of(lengths) == 0)

@@ -180,3 +180,32 @@ def test_a_run_that_resumes_between_epochs_keeps_the_seed_of_its_checkpoint(tmp_
     assert whole == plan(0, seed=3) + plan(1, seed=3) + plan(2, seed=3)
     rest = trained(OfTheFirst(), None, loaders(5), lad.DevicePrefetcher(), **options, ckpt_path=saving.path)
     assert rest == whole[0 if hook == "on_train_start" else len(plan(0)) :]
+
+
+def test_a_second_fit_of_a_resumed_trainer_begins_by_its_own_seed(tmp_path):
+    saving = SaveAt(tmp_path / "between.ckpt", "on_train_epoch_end")
+    trained(OfTheFirst(), 3, given("bare"), lad.DevicePrefetcher(), saving)
+    resumed, model = trainer(lad.DevicePrefetcher(), max_epochs=2), OfTheFirst()
+    resumed.fit(model, **given("bare"), ckpt_path=saving.path)
+    pl.seed_everything(7, verbose=False)
+    resumed.fit_loop.max_epochs = 3
+    again = given("datamodule")
+    resumed.fit(model, **again)
+    assert model.seen == plan(1, seed=3) + plan(2, seed=7)
+    assert again["datamodule"].replay(step=2 * len(plan(0)))[0].ids.tolist() == plan(2, seed=7)[0]
+
+
+def test_states_of_another_kind_of_loader_between_epochs_are_no_place(tmp_path):
+    class Stateful(torch.utils.data.DataLoader):
+        def state_dict(self):
+            return {"ahead": 0}
+
+        def load_state_dict(self, state):
+            pass
+
+    saving = SaveAt(tmp_path / "other.ckpt", "on_train_epoch_end")
+    samples = [CountingSource(width=1)[number] | {"index": number} for number in range(SAMPLES)]
+    trained(OfTheFirst(), 3, {"train_dataloaders": Stateful(samples, batch_size=BATCH)}, saving)
+    loaders = given("bare", seed=5)
+    found = trained(OfTheFirst(), None, loaders, lad.DevicePrefetcher(), max_epochs=2, ckpt_path=saving.path)
+    assert found == plan(1, seed=5)

@@ -54,7 +54,7 @@ def pandas(file, genes):
 
 
 def netcdf(file, genes):
-    file["x"], file["channel"] = X[:, :, None], genes
+    file["x"], file["channel"] = X, genes
     file["channel"].make_scale("channel")
     file["x"].dims[1].attach_scale(file["channel"])
 

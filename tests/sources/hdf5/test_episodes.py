@@ -278,11 +278,10 @@ def test_a_column_keeps_its_values_over_files(h5):
         source.column("who")
 
 
-@pytest.mark.parametrize("wrong", [np.nan, 2, -1, 0.5])
-def test_flags_are_0_or_1(h5, wrong):
-    path = h5(x=np.arange(6), good=[0, 0, 0, 0, 0, True], last=[0, 0, wrong, 0, 0, 1], id=[0, 0, np.nan, 1, 1, 1])
+def test_nan_is_no_flag_and_no_id(h5):
+    path = h5(x=np.arange(6), good=[0, 0, 0, 0, 0, True], last=[0, 0, np.nan, 0, 0, 1], id=[0, 0, np.nan, 1, 1, 1])
     for flags in ("last", ["good", "last"]):
-        refused(FormatError, ["/last, row 2: is ", "no flag, 0 or 1"], path, {"x": "x"}, episodes={"flags": flags})
+        refused(FormatError, ["/last, row 2: is nan, no flag"], path, {"x": "x"}, episodes={"flags": flags})
     refused(FormatError, ["/id, row 2: is nan, no id"], path, {"x": "x"}, episodes="id")
 
 

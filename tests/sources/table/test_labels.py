@@ -333,7 +333,6 @@ def test_blanks_around_a_name_make_no_other_class(caplog):
 BLANK = {
     "text": ["a", "", "  ", "b"],
     "categories": pa.array(["a", "", "  ", "b"]).dictionary_encode(),
-    "lists": [["a"], ["a", ""], ["  "], ["b"]],
 }
 
 
@@ -351,6 +350,12 @@ def test_text_of_blanks_is_a_missing_value(tmp_path, cells, kind):
 def test_a_blank_is_a_class_or_an_id_only_if_it_is_listed(tmp_path):
     listed = ManifestSource(pa.table({"y": BLANK["text"][:2]}), {"y": {"name": "y", "classes": ["", "a"]}})
     assert listed.column("y").tolist() == [1, 0]
+    kept = ManifestSource(pa.table({"y": ["a", "", None]}), {"y": {"name": "y", "classes": ["", "a"], "null": "drop"}})
+    assert kept.column("y").tolist() == [1, 0]
+    lists = pa.table({"y": [["a", ""], ["b", " "], [" "]], "t": [["a", ""], ["b", " "], [" "]]})
+    several = ManifestSource(lists, {"y": "y", "t": {"name": "t", "kind": "text"}})
+    assert read(several, [0, 1, 2])["y"].tolist() == [[1, 0], [0, 1], [0, 0]]
+    assert set(several.spec["t"].texts) == {"a", "", "b", " "}
     ordered = pa.DictionaryArray.from_arrays([0, 1, 2, 2], pa.array(["b", " ", "a"]), ordered=True)
     ranked = ManifestSource(pa.table({"y": ordered}), {"y": {"name": "y", "null": "ignore"}})
     assert (ranked.spec["y"].classes, ranked.column("y").tolist()) == (("b", "a"), [0, -100, 1, 1])

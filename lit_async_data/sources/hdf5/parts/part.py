@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -203,29 +203,21 @@ class StoredPart:
     @property
     def overlap(self) -> int:
         """The largest number of later samples that share rows, or the volume, with a sample."""
-        return self.anchors.overlap(self.span[1] - self.span[0])
-
-    @property
-    def span(self) -> Span:  # the rows around an anchor that a sample reads; of patches, all
-        if any(field.patches for field in self.fields.values()):
-            return -(2**61), 2**61
-        spans = [field.window.span for field in self.fields.values()]
-        # Padding repeats rows between a window and the anchor.
-        spans += [(0, 1)] if any(field.window.pad for field in self.fields.values()) else []
-        return min(begin for begin, _ in spans), max(end for _, end in spans)
+        begin, end = span_of(self.fields.values())
+        return self.anchors.overlap(end - begin)
 
     @property
     def timed(self) -> list[TimedWindow]:
         """Windows whose times may lack a row."""
-        windows = dict.fromkeys(field.window for field in self.fields.values())  # a mask has that of its field
-        return [each for each in windows if isinstance(each, TimedWindow)]
+        windows = [field.window for field in self.fields.values()]
+        return [each for each in windows if isinstance(each, TimedWindow) and not each.pad]
 
     def complete(self, rows: Indices) -> npt.NDArray[np.bool_]:
-        """Whether all windows without ``pad`` around these rows are complete, and others in seconds not empty."""
+        """Whether all windows without ``pad`` around these rows are complete."""
         firsts, lasts = self.episodes.of(rows).anchors(self.inside)
         whole = np.asarray((rows >= firsts) & (rows <= lasts))
         for each in self.timed:
-            whole[whole] = each.complete(rows[whole])
+            whole[whole] = each.real(rows[whole]).all(axis=1)
         return whole
 
     def dataset_key(self, stored: StoredDataset) -> str:
@@ -324,8 +316,8 @@ class StoredPart:
         if not 0 <= row[0] < self.rows:
             what, cure = f"is not {where}", need * ((first, last) != (0, self.rows - 1)) + "; leave it out"
         elif first <= row[0] <= last:
-            lacks = next(each for each in self.timed if not each.complete(row).all())
-            what, cure = f"is {where}, without {lacks}", "; leave it out"
+            lacks = next(each for each in self.timed if not each.real(row).all())
+            what, cure = f"is {where}, without {lacks}", "; leave it out, or write Field(pad='last')"
         if last < first:
             cure = "; no row has its windows inside: shorten them, or name the axis of the rows N in layout="
         return ConfigError(f"{self.named(int(row[0]))} {what}{cure}", "rows")
@@ -596,6 +588,16 @@ def row_numbers(
     elif not clock:
         refuse_flags(numbers, rows, where, "rows")
     return numbers.astype(np.int64)
+
+
+def span_of(fields: Collection[StoredField]) -> Span:
+    """The rows around an anchor that a sample reads; of patches, all."""
+    if any(field.patches for field in fields):
+        return -(2**61), 2**61
+    spans = [field.window.span for field in fields]
+    # Padding repeats rows between a window and the anchor.
+    spans += [(0, 1)] if any(field.window.pad for field in fields) else []
+    return min(begin for begin, _ in spans), max(end for _, end in spans)
 
 
 def common_fields(parts: Sequence[StoredPart]) -> dict[str, FieldSpec]:

@@ -58,8 +58,7 @@ class JoinedTable:
         self._column, self._what = _column_and_what(on)
         self._skip, self._reader = unmatched == "skip", TableReader(files.copied(table), filters)
         # The fields that are columns of the table.
-        names = {key: [each.dataset for each in field.stacked or (field,)] for key, field in fields.items()}
-        self.fields = {key: field for key, field in fields.items() if not field.attr and self._find(*names[key])}
+        self.fields = {key: field for key, field in fields.items() if not field.attr and self._find(field.dataset)}
         check_options(self.fields, OPTIONS, "to a column of the table")
         try:
             self._table = self._reader.columns([self._column, *(field.dataset for field in self.fields.values())])
@@ -75,11 +74,11 @@ class JoinedTable:
         # The field of ids, by `KEY`; empty if the file or the group of a sample determines its row.
         self.keys = {KEY: dataclasses.replace(of, kind="text", null="error")} if isinstance(of, Field) else {}
 
-    def _find(self, *names: str) -> Table | None:
-        if isinstance(self._what, Field) and self._what.dataset in names:
+    def _find(self, name: str) -> Table | None:
+        if isinstance(self._what, Field) and self._what.dataset == name:
             return None
         with contextlib.suppress(NoColumnError):
-            return self._reader.columns(names)
+            return self._reader.columns([name])
         return None
 
     def join(self, parts: Sequence[StoredPart], order: Sequence[str]) -> list[StoredPart]:
@@ -307,7 +306,7 @@ def log_warnings(parts: Sequence[StoredPart], spec: BatchSpec, request: PartRequ
     stored = [each.stored for part in parts for each in part.fields.values()]
     ends: list[Any] = [(each, each.offsets[-1], each.values.rows) for each in stored if isinstance(each, StoredRanges)]
     ends += [(each, each.episodes.ends[-1], each.rows) for each in parts if each.given_episodes and not each.steps]
-    for left in [each for each in ends if each[1] < each[2]][:1]:
+    for left in [each for each in ends if each[1] + 1 == each[2]][:1]:
         _log.warning("%s: the last end is at %d of %d rows; if ends are last rows, write each plus 1", *left)
     every = ((each for of in own.fields.values() for each in of.channels or (of,)) for own in parts)
     found = ({str(each.values): each for each in own if each.packed or each.raw} for own in every)
@@ -376,7 +375,7 @@ def drop_empty(parts: Sequence[StoredPart]) -> list[StoredPart]:
         cure = "give window or offsets less reach, write Field(pad='last'), or name another axis N in layout="
         if short[0].timed and max(lengths) >= end - begin:
             what = f"{named}: no row has {short[0].timed[0]}"
-            cure = "change offsets or tolerance"
+            cure = "change offsets or tolerance, or write Field(pad='last')"
         if len(short) == len(parts):
             raise FormatError(f"{what}; {cure}", file=short[0].path)
         _log.warning("%d of %d parts have no sample: %s", len(short), len(parts), what)

@@ -344,7 +344,7 @@ def _inspect_ranges(
         raise ConfigError(f"{layout!r} for {key} does not apply to {holds}; leave it out", "layout")
     rows = [name for name in ROWS[:3] if not isinstance(getattr(field, name), str) or name == "time"]
     padding = VARIABLE if isinstance(of, str) else ()
-    for option in changed(field, ("column", *rows, "lookup", "mask_and_scale", "classes", "kind", *padding)):
+    for option in changed(field, ("column", *rows, "lookup", "mask_and_scale", "classes", "names", "kind", *padding)):
         raise ConfigError(f"does not apply to {holds}; {left_out(option)}", f"fields.{key}.{option}")
     if isinstance(of, str):
         return padded_fields(key, field, encoded.inspect_sparse(group, name, of))

@@ -22,7 +22,7 @@ from lit_async_data.sources.hdf5.schema.inspect import Located, OpenGroup, Store
 from lit_async_data.sources.hdf5.select import Episodes, Select
 from lit_async_data.sources.hdf5.storage import failures
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
-from lit_async_data.sources.hdf5.storage.failures import NoSamplesError, context_of, h5py
+from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, NoSamplesError, context_of, h5py
 from lit_async_data.sources.hdf5.storage.handles import bytes_at, path_of
 from lit_async_data.sources.hdf5.storage.open_file import GlobalHeap, refuse_external_link
 from lit_async_data.sources.images.image import ImageDecoder
@@ -105,12 +105,18 @@ def inspect_sparse(group: OpenGroup, name: str, kind: str) -> StoredRanges:
 
 def named_columns(group: OpenGroup, name: str, row: Sequence[int], column: int | None = None) -> str:
     """The columns of a matrix, or one, by AnnData's ``var``, 10x's features, pandas's items, or text axes of NetCDF."""
+    with contextlib.suppress(*LIBRARY_ERRORS, ValueError, SourceError):  # of objects that nobody reads
+        return _named_columns(group, name, row[-1:], column)
+    return ""
+
+
+def _named_columns(group: OpenGroup, name: str, row: Sequence[int], column: int | None) -> str:
     node, full = group.node(name), f"/{name.strip('/')}"
     var = f"{full.rpartition('/')[0].removesuffix('/layers')}/var"
     index = getattr(group.node(var), "attrs", {}).get("_index") if row else None
     places = [f"{var}/{index}", f"{var}/{index}/values"] * bool(index) + [f"{full}/features/id"] * hasattr(node, "keys")
     places += [full.removesuffix("_values") + "_items"] * full.endswith("_values")
-    scales = [*node.dims][1:] if isinstance(node, h5py.Dataset) and "DIMENSION_LIST" in node.attrs else ()
+    scales = [*node.dims][1:][-1:] if isinstance(node, h5py.Dataset) and "DIMENSION_LIST" in node.attrs else ()
     for each in [*map(group.node, places), *(axis[0] for axis in scales if len(axis))]:
         if getattr(each, "shape", None) in [(n,) for n in row] and h5py.check_string_dtype(each.dtype):
             names = each.asstr(errors="replace")[...].tolist()
@@ -261,8 +267,8 @@ def episodes_of(group: OpenGroup, given: Any, rows: int) -> tuple[Episodes, npt.
     cure = "; bounds of episodes are episodes={'ends': NAME} or 'lengths'"
     values = [one_of_each(group, each, rows, "episodes: ", cure) for each in names[rule]]
     for each, own in zip(names[rule], values, strict=True):
-        if (wrong := np.not_equal(own, own) if rule == "ids" else (own != 0) & (own != 1)).any():
-            what = f"is {own[wrong][0]}, no {'id' if rule == 'ids' else 'flag, 0 or 1'}; correct the file"
+        if (wrong := np.not_equal(own, own)).any():  # NaN
+            what = f"is {own[wrong][0]}, no {rule.removesuffix('s')}; correct the file"
             raise FormatError(what, **context_of(group.path, group.name(each), int(wrong.argmax())))
     if rule == "ids" and values[0].dtype.kind == "b":
         raise ConfigError(f"{names[rule][0]} holds flags, not ids; write {{'flags': NAME}}", "episodes")

@@ -78,8 +78,8 @@ class Field(ImageOptions):
             file or group. ``patches_per_volume`` of `HDF5Source` draws whole chunks of points, the same of all fields;
             else points follow each other. Another field, ``KEY_points``, int64 of shape (points,), has their rows.
         direction: The row for a time: ``"nearest"``, or ``"backward"``, the last one that is not later.
-        tolerance: The largest distance to that row, in seconds. Beyond it, ``pad`` fills the row; without it, or if
-            all are outside of ``time``, the sample is left out. None: half the median interval, all if ``"backward"``.
+        tolerance: The largest distance to that row, in seconds. Beyond it, ``pad`` fills the row; without ``pad``, the
+            sample is left out. None: half the median interval of ``time``, or with ``"backward"`` the whole interval.
         starts: As a dataset of ``offsets``, without the end of the last sample, which ends with ``name``.
         ends: A dataset with the end of each sample, instead of ``offsets``.
         lengths: A dataset with the number of rows of each sample, instead of ``offsets``.
