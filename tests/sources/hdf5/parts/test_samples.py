@@ -418,11 +418,6 @@ def check_rows(source, patients):
         assert each.column("fold").tolist() == [str(ROWS[patient][2]) for patient in patients]  # CSV has no types
 
 
-def test_a_list_of_columns_is_no_field(files):
-    with pytest.raises(ConfigError, match=r"fields\.y: a list of names does not apply to a column of the table; give"):
-        opened(files, table_of(files, "file"), "file", {"x": "x", "y": Field(["age", "fold"])})
-
-
 @pytest.mark.parametrize("names", ["{}", "{}.h5", "{root}/{}.h5"])
 def test_a_row_for_each_file(names, files):
     table = table_of(files, "file", names.replace("{root}", str(files)))
