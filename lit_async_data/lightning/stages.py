@@ -70,7 +70,7 @@ def with_saved_classes(
 
 
 def _check_columns(source: Source, first: Source, stage: Any) -> None:
-    """Refuse other columns, and those of a table that hold classes where the first has numbers, or the reverse."""
+    """Refuse other columns, and columns that hold classes in one stage's table and numbers in another's."""
     of_text = source.with_classes({}) is not source  # else its class numbers are stored
     own, others = class_names(source), class_names(first)
     for key in source.spec.keys() & first.spec.keys():
