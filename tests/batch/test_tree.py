@@ -4,7 +4,6 @@ import array
 import collections
 import collections.abc
 import dataclasses
-import functools
 import types
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lit_async_data.batch.tree import Placeholder, flatten, leaves_in, rebuilt
+from lit_async_data.batch.tree import flatten, leaves_in, rebuilt
 from lit_async_data.errors import FormatError
 
 
@@ -136,24 +135,12 @@ def test_flatten_and_rebuilt_restore_the_batch_and_change_neither_it_nor_the_ske
     assert_same(rebuilt(skeleton, leaves), batch)
 
 
-def test_leaves_are_named_by_their_paths():
-    batch = ([Leaf(), {"boxes": Leaf(), 3: "text"}], Pair(Leaf(), Sample(Leaf())))
-    found = list(flatten(batch, is_leaf)[0])
-    assert found == ["batch[0][0]", "batch[0][1]['boxes']", "batch[1][0]", "batch[1][1].image"]
-
-
-def test_the_same_leaf_twice_stays_one():
-    leaf = Leaf()
-    leaves, skeleton = flatten({"a": leaf, "b": [leaf, Leaf()]}, is_leaf)
-    assert list(leaves) == ["batch['a']", "batch['b'][1]"]
-    result = rebuilt(skeleton, {"batch['a']": "one", "batch['b'][1]": "other"})
-    assert result == {"a": "one", "b": ["one", "other"]}
-
-
-@pytest.mark.parametrize("container", [[1, "x", ARRAY], {"a": ARRAY}, Pair(1, ()), Sample(None), torch.Size([1, 2])])
-def test_a_container_without_leaves_stays_the_same_object(container):
-    leaves, skeleton = flatten({"a": container, "b": Leaf()}, is_leaf)
-    assert rebuilt(skeleton, leaves)["a"] is container
+def test_leaves_are_named_by_their_paths_and_one_that_is_there_twice_stays_one():
+    twice = Leaf()
+    batch = ([twice, {"boxes": Leaf(), 3: "text"}], Pair(Leaf(), Sample(twice)))
+    leaves, skeleton = flatten(batch, is_leaf)
+    assert list(leaves) == ["batch[0][0]", "batch[0][1]['boxes']", "batch[1][0]"]
+    assert rebuilt(skeleton, {place: place for place in leaves})[1][1].image == "batch[0][0]"
 
 
 def test_results_of_torch_with_names_are_rebuilt():
@@ -173,30 +160,13 @@ class Spread(tuple):
         return super().__new__(cls, elements)
 
 
-class Noted(Spread):
-    pass
-
-
-class Named(Pair):
-    def __new__(cls, both):
-        result = super().__new__(cls, *both)
-        result.note = None
-        return result
-
-
-class SharesItsDict(collections.UserDict):
-    def __copy__(self):
-        twin = type(self)()
-        twin.data = self.data
-        return twin
+class Noted(Spread): ...
 
 
 class Annotated(dict): ...
 
 
-@pytest.mark.parametrize(
-    "batch", [Annotated(x=Leaf()), Noted(Leaf(), 2), Named((Leaf(), Spread(Leaf())))], ids=["dict", "tuple", "nested"]
-)
+@pytest.mark.parametrize("batch", [Annotated(x=Leaf()), Noted(Leaf(), Spread(Leaf()))], ids=["dict", "tuple"])
 def test_class_and_attributes_are_kept_also_where_a_tuple_has_its_own_new(batch):
     batch.note = "mine"
     result = rebuilt(*reversed(flatten(batch, is_leaf)))
@@ -204,17 +174,6 @@ def test_class_and_attributes_are_kept_also_where_a_tuple_has_its_own_new(batch)
     assert (result, result.note) == (batch, "mine")
     assert result is not batch
     assert [type(each) for each in result] == [type(each) for each in batch]
-
-
-def test_a_container_that_shares_storage_with_its_copies_is_not_changed():
-    inner = Leaf()
-    batch = SharesItsDict(x=inner, y="text")
-    leaves, skeleton = flatten(batch, is_leaf)
-    assert batch["x"] is inner
-    result = rebuilt(skeleton, dict.fromkeys(leaves, "moved"))
-    assert (type(result), dict(result)) == (SharesItsDict, {"x": "moved", "y": "text"})
-    assert batch["x"] is inner
-    assert isinstance(skeleton["x"], Placeholder)
 
 
 class Odd(collections.abc.Sequence):
@@ -244,12 +203,7 @@ class OddMapping(collections.abc.Mapping):
         return len(self.content)
 
 
-class Refusing(Odd):
-    def __init__(self, first, second):
-        super().__init__(first, second)
-
-
-@pytest.mark.parametrize("odd", [Odd(Leaf(), 2), OddMapping("text"), Refusing(Leaf(), 2)])
+@pytest.mark.parametrize("odd", [Odd(Leaf(), 2), OddMapping("text")])
 def test_a_container_that_cannot_be_rebuilt_is_an_error_that_names_class_and_path(odd):
     kind = type(odd).__name__
     said = rf"^batch\['here'\] is a {kind}, which cannot be built.*Give {kind} a method"
@@ -260,27 +214,6 @@ def test_a_container_that_cannot_be_rebuilt_is_an_error_that_names_class_and_pat
 def test_a_container_that_cannot_be_rebuilt_may_be_a_leaf_or_hold_none():
     odd = Odd(1, [2])
     assert flatten([odd, Leaf()], is_leaf)[1][0] is odd
+    assert leaves_in([odd, leaf := Leaf()], is_leaf) == {"batch[1]": leaf}
     odd = Odd(Leaf())
     assert flatten(odd, lambda value: isinstance(value, Odd))[0] == {"batch": odd}
-
-
-def test_leaves_in_builds_no_containers():
-    leaf = Leaf()
-    assert leaves_in([Odd(leaf, 2), {"a": leaf}, SharesItsDict(x=(leaf,))], is_leaf) == {"batch[0][0]": leaf}
-
-
-@dataclasses.dataclass
-class Boxes:
-    corners: Any
-
-    @functools.cached_property
-    def doubled(self):
-        return [self.corners, self.corners]
-
-
-def test_cached_properties_of_a_dataclass_are_computed_again():
-    batch = Boxes(Leaf())
-    assert batch.doubled[0] is batch.corners
-    result = rebuilt(flatten(batch, is_leaf)[1], {"batch.corners": "moved"})
-    assert result.doubled == ["moved", "moved"]
-    assert batch.doubled[0] is batch.corners

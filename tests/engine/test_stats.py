@@ -6,9 +6,12 @@ import types
 import h5py
 import numpy as np
 import pytest
+from support.threads.number_pipelines import WHOLE, running, taken
+from support.threads.waits import until
 
 from lit_async_data import AsyncLoader, HDF5Source
 from lit_async_data.engine.stats import LoaderStats, Wait
+from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.contract.stage_clock import Work
 from lit_async_data.sources.hdf5.storage.codecs import FilterPipeline
 from lit_async_data.testing import ArraySource
@@ -87,6 +90,14 @@ def test_a_slow_transform(clock):
         len(loader.spec.fields)  # the hook is called once to see what it returns
         stages = one_epoch(loader)
     assert stages.transform == Work(0.5 * BATCHES, bytes=SAMPLES * 32)
+
+
+def test_batches_that_were_not_ready_are_counted():
+    with running() as pipeline:
+        assert taken(pipeline, BatchIndex(0, 0)) == WHOLE[0]
+        until(pipeline, lambda: pipeline.ready)
+        assert taken(pipeline, BatchIndex(0, 1)) == WHOLE[1]
+        assert pipeline.done.starved == 1
 
 
 def test_copies_are_a_stage_by_the_clock_of_the_device():

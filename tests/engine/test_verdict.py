@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import threading
 import time
 import types
 
@@ -10,17 +9,14 @@ import numpy as np
 import pytest
 from support.device.training_loop import pretend
 from support.threads.noted_loaders import Stream
-from support.threads.virtual_time import VirtualTime
 from torch.utils.data import DataLoader
 from waiting.on_device.fake_streams import FakeStreams
 
 import lit_async_data as lad
-from lit_async_data.engine.device.feeds import LentFeed
 from lit_async_data.engine.stats import LoaderStats, Wait, Watch, explained
-from lit_async_data.sources.contract.source import ChunkRun, Remote, StorageLayout
-from lit_async_data.sources.contract.stage_clock import CLOCK, Work
+from lit_async_data.sources.contract.source import Remote, StorageLayout
+from lit_async_data.sources.contract.stage_clock import Work
 from lit_async_data.testing import ArraySource
-from lit_async_data.tools.pack import pack
 
 STEPS = 100
 
@@ -107,12 +103,6 @@ AUTO_4 = {"reading": "decoded", "worker_kind": "thread"}  # `auto` would take fo
 def test_the_slow_stage_is_named_with_the_first_change_that_can_help(kind, measured, verdict):
     found = waits(loader_of(**kind), **measured)
     assert (found.cause, found.hint, found.value) == verdict
-
-
-def test_a_loader_that_reads_in_the_loop_though_nobody_chose_that_gets_no_advice():
-    loader = loader_of()
-    loader.device_depth = 0
-    assert waits(loader, read=0.02, workers=0)[2:5] == ("caller", "", 0)
 
 
 @pytest.mark.parametrize(
@@ -242,142 +232,6 @@ def test_who_keeps_the_workers_of_a_dataloader_waits_for_their_start_once(now):
         assert (found.cause, found.hint, round(found.waited.waited_s, 3)) == ("first", hint, waited_s)
 
 
-BATCH, STEP_S, ROWS = 4, 0.01, 8  # samples of a batch, seconds of a step, samples of a chunk
-
-
-class Staged(ArraySource):
-    """Its batches take virtual seconds by stage; ``python``: while they are read, their process's GIL is held."""
-
-    workers = None  # of the loader, once they are known
-
-    def __init__(self, time, layout, *, read=0.0, decode=0.0, transform=0.0, python=False, first=0.0, late=0.0):
-        super().__init__({"x": np.zeros(800, np.float32)}, chunks=layout)
-        self._time, self._read, self._decode, self._transform, self._python = time, read, decode, transform, python
-        self._first, self._late, self._kept = first, late, dict.fromkeys(range(0))
-
-    def gil(self):
-        kind = "thread" if self.workers is None else self.workers.kind
-        return "loop" if kind != "process" else threading.get_ident() if self.workers.apart else "reader process"
-
-    def read_into(self, samples, out):
-        seconds, self._first = self._read * len(samples) / BATCH + self._first, 0.0
-        if samples[0] // BATCH % 24 == 23:
-            seconds += self._late
-        if self._python:
-            self._time.hold(self.gil(), seconds)
-        else:
-            self._time.spend(seconds)
-        began, chunks = self._time.now, set((samples // ROWS).tolist()) - self._kept.keys()
-        self._time.spend(self._decode * (len(chunks) if self.chunks.runs else len(samples) / BATCH), cpu=True)
-        self._kept = dict.fromkeys([*self._kept, *chunks][-16:])
-        CLOCK.add(decode_s=self._time.now - began)
-        super().read_into(samples, out)
-
-    def transformed(self, sample):
-        self._time.hold(self.gil(), self._transform / BATCH)
-        return sample
-
-
-@pytest.fixture
-def virtual(monkeypatch, one_batch_per_slot):
-    return VirtualTime(monkeypatch)
-
-
-def passed(virtual, *, reading="copied", stages=(), runs=(), steps=None, hooks=None, **options):
-    """The verdict on a pass of a real loader whose stages take virtual time; and seconds that the data cost the loop.
-
-    These are its waits, and the time for which others hold the GIL that its steps need.
-    """
-    layout = StorageLayout(runs, compressed=bool(runs), reading=reading)
-    source = Staged(virtual, layout, **dict(stages))
-    hooks = {"sample_transform": source.transformed} if source._transform else hooks or {}
-    options = {"batch_size": BATCH, "shuffle": False} | options
-    with virtual.of(lad.AsyncLoader(source, options, **hooks)) as loader:
-        object.__setattr__(loader._recipe.hooks, "lock", contextlib.nullcontext())  # the GIL is enough
-        source.workers = loader.footprint.workers
-        watch = Watch([loader])
-        began = virtual.now
-        for _ in itertools.islice(loader, steps):
-            virtual.hold("loop", STEP_S)
-        verdict = watch.verdict()
-        return verdict, virtual.now - began - verdict.waited.steps * STEP_S
-
-
-FOLLOWED = {
-    "workers": lambda value: {"workers": value},
-    "auto": lambda _: {"workers": "auto"},
-    "process": lambda _: {"worker_kind": "process"},
-    "processes": lambda _: {"worker_kind": "process", "workers": "auto"},
-    "queue_depth": lambda value: {"queue_depth": value},
-    "shuffle": lambda _: {"shuffle": "chunk"},
-    "batch_size": lambda _: {"batch_size": 2 * BATCH},
-}
-CHUNKS = {"runs": (ChunkRun(800, ROWS),), "shuffle": "global", "shuffle_chunks": 8, "cache_bytes": 0}
-SLOW = {
-    "a slow disk under a source of one's own": ("workers", {"reading": "opened", "workers": 1}, {"read": 0.024}),
-    "a slow disk, in a thread": ("workers", {"reading": "opened"} | THREAD, {"read": 0.024}),
-    "a slow disk under Python code": ("workers", {"reading": "python"} | THREAD, {"read": 0.024}),
-    "decoding": ("auto", AUTO_4 | {"workers": 1}, {"decode": 0.024}),
-    "decoding in vain": ("shuffle", AUTO_4 | {"workers": 4} | CHUNKS, {"decode": 0.024}),
-    "a transform": ("processes", THREAD, {"transform": 0.024}),
-    "a transform in a process": ("auto", PROCESS, {"transform": 0.024}),
-    "Python code under the GIL": ("processes", {"reading": "python"} | THREAD, {"read": 0.024, "python": True}),
-    "libhdf5's lock": ("process", {"reading": "locked"} | THREAD, {"read": 0.024, "python": True}),
-    "reading in the loop": ("workers", {"workers": 0}, {"read": 0.024}),
-    "late batches": ("queue_depth", {}, {"read": 0.005, "late": 0.075}),
-}
-
-
-@pytest.mark.parametrize("what", SLOW)
-def test_who_follows_the_change_waits_less(what, virtual):
-    hint, kind, stages = SLOW[what]
-    verdict, before_s = passed(virtual, stages=stages, **kind)
-    assert verdict.hint == hint
-    _, after_s = passed(virtual, stages=stages, **kind | FOLLOWED[hint](verdict.value))
-    assert after_s < 0.7 * before_s
-
-
-@pytest.mark.usefixtures("one_batch_per_slot")
-def test_who_packs_decodes_no_sample_in_vain(h5, tmp_path, monkeypatch):
-    monkeypatch.setattr("lit_async_data.sources.hdf5.readers.part_reader.RECENT_BYTES", 0)  # more than that is stored
-    values = np.arange(256 * 1024).reshape(256, 1024)
-    source = lad.HDF5Source(h5(x={"data": values, "chunks": (32, 1024), "compression": "gzip"}), ["x"])
-    pack(source, out := str(tmp_path / "packed.h5"))
-
-    def decoded(source):
-        options = {"batch_size": BATCH, "shuffle": "global", **THREAD, "cache_bytes": 0}
-        with lad.AsyncLoader(source, options) as loader:
-            assert sum(len(x) for (x,) in loader) == 256
-            return loader.stats().stages.decode.bytes
-
-    assert decoded(lad.HDF5Source(out, ["x"])) < 1.2 * values.nbytes  # some of the next epoch, which is read ahead
-    assert decoded(source) > 8 * values.nbytes
-
-
-def test_who_takes_larger_batches_waits_less_for_their_hand_over(virtual, monkeypatch):
-    lend = LentFeed.lend
-    monkeypatch.setattr(LentFeed, "lend", lambda feed, key: virtual.spend(0.003, lock="loop") or lend(feed, key))
-    before, before_s = passed(virtual)
-    assert (before.cause, before.hint) == ("handover", "batch_size")
-    assert passed(virtual, batch_size=2 * BATCH)[1] < 0.7 * before_s
-
-
-def test_who_has_longer_epochs_waits_less_for_their_first_batches(virtual):
-    short, long = (passed(virtual, stages={"read": 0.005, "first": 0.5}, steps=steps)[0] for steps in (20, 200))
-    assert (short.cause, short.hint) == ("first", "")
-    assert long.share < 0.4 * short.share
-
-
-def test_who_has_readers_run_a_transform_has_it_no_longer_in_the_loop(virtual):
-    def slow(batch):
-        virtual.spend(0.009, cpu=True)
-        return batch
-
-    before, before_s = passed(virtual, hooks={"device_transform": slow})
-    assert (before.cause, before.hint) == ("device", "batch_transform")
-    assert passed(virtual, hooks={"batch_transform": slow}, **THREAD)[1] < 0.1 * before_s
-
-
 class Bus(FakeStreams):
     """Copies take 0.1 µs a byte."""
 
@@ -388,12 +242,12 @@ class Bus(FakeStreams):
 
 def test_who_hands_over_fewer_bytes_waits_less(monkeypatch):
     def verdict_on(dtype):
-        streams = Bus("side", {"step": STEP_S})
+        streams = Bus("side", {"step": 0.01})
         pretend(monkeypatch, lambda device: streams)
         clock = types.SimpleNamespace(perf_counter=lambda: streams.now_s, monotonic=time.monotonic)
         for module in ("engine.loader.async_loader", "engine.loader.base_loader", "engine.stats"):
             monkeypatch.setattr(f"lit_async_data.{module}.time", clock)
-        with lad.AsyncLoader(ArraySource({"x": np.zeros((400, 20_000), dtype)}), {"batch_size": BATCH}) as loader:
+        with lad.AsyncLoader(ArraySource({"x": np.zeros((400, 20_000), dtype)}), {"batch_size": 4}) as loader:
             watch = Watch([loader])
             for _ in loader:
                 streams.launch("step", lambda: None)

@@ -3,14 +3,12 @@
 import contextlib
 import io
 import logging
-import pathlib
 import re
 
 import numpy as np
 import pytest
 import torch
 from support.device.training_loop import pretend
-from support.lightning.datamodules import source as small
 from support.lightning.trainer import (
     BATCH,
     NO_STAGES,
@@ -21,15 +19,15 @@ from support.lightning.trainer import (
     Recording,
     Watching,
     datamodule,
-    on_device,
     pl,
     trainer,
 )
+from support.lightning.trainer import source as small
 from tqdm import tqdm
 from waiting.on_device.fake_streams import FakeStreams
 
 import lit_async_data as lad
-from lit_async_data.engine.stats import LoaderStats, Verdict, Wait, Watch
+from lit_async_data.engine.stats import Verdict, Wait, Watch
 from lit_async_data.lightning import display
 from lit_async_data.lightning.display import print_line, summary_lines
 from lit_async_data.sources.hdf5.readers import part_reader
@@ -50,33 +48,6 @@ def terminal(monkeypatch):
     monkeypatch.setattr(logging.getLogger("lit_async_data"), "handlers", [handler])
     yield shown
     assert handler.stream is shown
-
-
-def test_logging_that_is_set_up_after_the_first_line_gets_the_later_ones_alone(capsys, monkeypatch):
-    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as in a program that has set up no logging
-    print_line("first")
-    print_line("")
-    later = io.StringIO()
-    logging.getLogger().addHandler(handler := logging.StreamHandler(later))
-    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
-    print_line("second", logging.WARNING)
-    assert capsys.readouterr().err == "first\n"
-    assert later.getvalue() == f"WARNING {print_line.__module__} second\n"
-
-
-@pytest.mark.parametrize("quieted", ["pytorch_lightning", "lightning.pytorch", "lightning", ""])
-def test_no_other_logger_silences_the_lines(terminal, caplog, quieted):
-    caplog.set_level(logging.ERROR, logger=quieted)
-    trainer(lad.DevicePrefetcher()).fit(Recorder(), datamodule=datamodule(train=CountingSource()))
-    assert terminal.getvalue().startswith("train   22 samples from CountingSource")
-    assert terminal.getvalue().count("memory") == 1
-
-
-def test_no_module_prints_in_another_way():
-    """A filter of warnings, or a level of Lightning's logger, would silence it."""
-    other = re.compile(r"rank_zero_(info|warn)\b|\bwarnings\.warn\(")
-    package = pathlib.Path(lad.__file__).parent
-    assert [str(path) for path in package.rglob("*.py") if other.search(path.read_text())] == []
 
 
 def test_a_line_stands_above_a_bar_of_tqdm(terminal, monkeypatch):
@@ -100,15 +71,6 @@ def test_the_progress_bar_shows_how_full_the_queues_are(bar, capsys):
     assert "get_metrics" not in vars(made)
     assert "data" not in fit.callback_metrics | fit.logged_metrics
     assert "host " in capsys.readouterr().out
-
-
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
-def test_where_batches_are_copied_the_bar_shows_the_device_too(streams):
-    shown = Watching()
-    with on_device() as loader:
-        trainer(lad.DevicePrefetcher(), shown, enable_progress_bar=True).fit(Recorder(), loader)
-    assert len(shown.shown) == len(STORED)
-    assert all(re.fullmatch(r"host [0-3]/3 device [0-2]/2", items["data"]) for items in shown.shown)
 
 
 STEPS = -(-SAMPLES // BATCH)
@@ -164,12 +126,6 @@ def test_a_sentence_is_said_again_only_if_something_has_changed(lines, found):
     found += 2 * [(0.5, "read", "workers", 3), (0.7, "decode", "workers", 3)]  # two causes that take turns
     trainer(lad.DevicePrefetcher(), max_epochs=9).fit(Recorder(), datamodule=datamodule(train=CountingSource()))
     assert [line.partition(":")[0] for line in lines()] == [f"epoch {epoch}" for epoch in (0, 2, 3, 4, 5)]
-
-
-def test_a_validation_that_keeps_up_is_not_spoken_of_in_training(lines, found):
-    found += [(0.0, "loop")] * 2
-    trainer(lad.DevicePrefetcher()).fit(Recorder(), datamodule=all_stages())
-    assert [line.partition(" ")[0] for line in lines()] == ["epoch"]
 
 
 @pytest.mark.parametrize(("seconds", "steps", "said"), [(1.0, 20, 1), (0.9, 20, 0), (1.0, 19, 0)])
@@ -247,26 +203,18 @@ def test_the_callback_logs_what_the_device_waited_per_step_and_per_epoch(caplog,
 
 
 def test_a_transform_on_the_device_is_named():
-    transforms = {"halved": halved, "Halved": Halved(), "Sequential": torch.nn.Sequential(torch.nn.Flatten())}
-    for name, transform in transforms.items():
+    def halved(batch):
+        return {"x": batch["x"] / 2}
+
+    for name, transform in {"halved": halved, "Sequential": torch.nn.Sequential(torch.nn.Flatten())}.items():
         with lad.AsyncLoader(small(8), {"batch_size": 4}, device_transform=transform) as loader:
-            assert summary_lines(loader)[0].endswith(f": x float32 (3,); device_transform {name}")
+            assert re.search(rf": x float32 \(3,\); device_transform .*{name}$", summary_lines(loader)[0])
     options = {"loader": {"batch_size": 4}, "device_transform": {"train": lad.Normalize(0.5, 2)}}
-    dm = lad.AsyncDataModule(train=small(8), val=small(8), **options)
-    with contextlib.closing(dm):
+    with contextlib.closing(lad.AsyncDataModule(train=small(8), val=small(8), **options)) as dm:
         assert [line.rpartition("; ")[2] for line in dm.describe().split("\n") if " samples " in line] == [
             "device_transform Normalize makes x float32",
             dm.describe(["val"]).split("\n")[0],
         ]
-
-
-def halved(batch):
-    return {"x": batch["x"] / 2}
-
-
-class Halved:
-    def __call__(self, batch):
-        return halved(batch)
 
 
 def test_what_will_happen_is_said_for_every_rank():
@@ -285,13 +233,12 @@ def test_the_price_of_a_shuffle_over_compressed_chunks_is_said(h5, caplog, monke
         assert "shuffle global: each chunk is decoded once and kept" in summary_lines(loader)[1]
     monkeypatch.setattr(part_reader, "RECENT_BYTES", 0)  # as if the file were larger
     with lad.AsyncLoader(source, {"batch_size": 10, "shuffle": "global"}) as loader:
-        assert "61.2 samples are decoded for each one used, since 64 share a compressed" in summary_lines(loader)[1]
-        assert not caplog.messages
+        said = "61.2 samples are decoded for each one used, since 64 share"
+        assert said in summary_lines(loader)[1]
         next(loader)
-        assert "shuffle=global: 61.2 samples are decoded for each one used, since 64 share" in caplog.messages[0]
+        assert f"shuffle=global: {said}" in caplog.messages[0]
     caplog.clear()
     with lad.AsyncLoader(source, {"batch_size": 10, "shuffle": "global", "cache_bytes": 10**6}) as loader:
-        assert "shuffle global: each chunk is decoded once and kept" in summary_lines(loader)[1]
         assert "25.0 KiB cache" in summary_lines(loader)[2]
     with lad.AsyncLoader(source, {"batch_size": 10, "shuffle": True, "shuffle_chunks": 5, "workers": 2}) as loader:
         assert summary_lines(loader)[1] == (
@@ -302,7 +249,7 @@ def test_the_price_of_a_shuffle_over_compressed_chunks_is_said(h5, caplog, monke
     assert not caplog.messages
 
 
-def test_the_shuffle_of_windows_over_many_chunks_is_said_as_it_is(h5, caplog, monkeypatch):
+def test_the_shuffle_of_windows_over_many_chunks_is_said_as_it_is(h5):
     frame = {"data": np.zeros((3000, 64, 64), "u1"), "chunks": (1, 64, 64), "compression": "gzip"}
     source = lad.HDF5Source(h5(frame=frame), {"frame": lad.Field("frame", offsets=[-15, -10, -5, 0])})
     options = {"batch_size": 64, "shuffle": True, "workers": 0}
@@ -316,24 +263,3 @@ def test_the_shuffle_of_windows_over_many_chunks_is_said_as_it_is(h5, caplog, mo
         lad.AsyncLoader(source, options | {"memory_budget": total - 1})
     with lad.AsyncLoader(source, options | {"memory_budget": total - 1, "shuffle_chunks": 7}) as loader:
         assert "about 7 of 50 stretches" in summary_lines(loader)[1]
-    monkeypatch.setattr(part_reader, "RECENT_BYTES", 0)  # as if the file were larger
-    with lad.AsyncLoader(source, options | {"shuffle": "global", "batch_size": 4}) as loader:
-        said = "4.0 samples are decoded for each one used, since each reads about 4.0 chunks; shuffle=chunk decodes"
-        assert said in summary_lines(loader)[1]
-        next(loader)
-    assert "shuffle=global: 4.0 samples are decoded for each one used, since each reads about 4.0" in caplog.text
-
-
-def test_samples_that_are_drawn_are_said_with_the_field_that_balances_them():
-    source = ArraySource({"x": np.zeros((100, 2)), "y": np.arange(100) % 3})
-    with lad.AsyncLoader(source, {"batch_size": 10, "weights": lad.Balanced("y")}) as loader:
-        said = "100 samples drawn by balanced y, seed 0, shuffle global: every sample is read alone"
-        assert summary_lines(loader)[1].endswith(said)
-
-
-def test_a_loader_that_is_not_asked_in_a_step_has_not_waited_in_it():
-    waits = display.EpochWaits([LoaderStats(), LoaderStats()])
-    for step in range(4):
-        stats = LoaderStats(batches=step + 1, last_wait_s=0.01), LoaderStats(batches=min(step + 1, 2), last_wait_s=0.1)
-        waits.step(stats, float(step + 1), 0.5, first=step == 0)
-    assert waits.end(stats)["data/wait_ms"] == pytest.approx(1e3 * (3 * 0.01 + 0.1) / 3)

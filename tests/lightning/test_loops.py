@@ -16,10 +16,3 @@ def test_an_epoch_is_over_once_its_last_batch_was_trained_on(ready, processed, i
     progress = Fake(current=Fake(ready=ready, processed=processed), is_last_batch=is_last)
     trainer = Fake(fit_loop=Fake(epoch_loop=Fake(batch_progress=progress)))
     assert (loops.trained(trainer), loops.is_over(trainer)) == (processed, over)
-
-
-def test_a_lightning_without_a_private_name_has_none_of_it():
-    bare = Fake(fit_loop=Fake(), state=Fake(fn="fit", stage=None))
-    found = [*loops.loaders_of(bare.fit_loop), *loops.iterators_of(bare.fit_loop)]
-    assert [*found, *loops.unread_states(bare), *loops.loaded_checkpoint(bare)] == []
-    loops.pass_states_on(bare)

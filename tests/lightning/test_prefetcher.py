@@ -1,9 +1,9 @@
 """`DevicePrefetcher` in a real Trainer: precision, the user's batch hooks, reading ahead, and metrics."""
 
+import contextlib
 import copy
 import multiprocessing
 import os
-import pickle
 import signal
 import threading
 import types
@@ -11,6 +11,8 @@ import types
 import numpy as np
 import pytest
 import torch
+from support.failures import raising
+from support.lightning.rows import Stream
 from support.lightning.trainer import (
     BATCH,
     NO_STAGES,
@@ -21,7 +23,6 @@ from support.lightning.trainer import (
     Learning,
     Recorder,
     Recording,
-    Run,
     Watching,
     datamodule,
     on_device,
@@ -30,18 +31,17 @@ from support.lightning.trainer import (
     readers,
     trainer,
 )
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 import lit_async_data as lad
 from lit_async_data.engine.prefetch.loader import PrefetchedLoader
 from lit_async_data.lightning import display
-from lit_async_data.lightning.prefetcher import Takeover
 from lit_async_data.testing import ArraySource
 
 pytestmark = [NO_STAGES, pytest.mark.filterwarnings("ignore:.*(have no `val_dataloader`|not have many workers)")]
 
 
-def overriding(*hooks):
+def overriding(base, *hooks):
     """A module or DataModule with these hooks, each of which records its calls."""
 
     def hook(name):
@@ -51,10 +51,11 @@ def overriding(*hooks):
 
         return called
 
-    made = type("Own", (Recorder,), {name: hook(name) for name in hooks} | {"hooked": []})
+    made = type("Own", (base,), {name: hook(name) for name in hooks} | {"hooked": []})
     return made()
 
 
+@pytest.mark.parametrize("owner", ["model", "datamodule"])
 @pytest.mark.parametrize(
     ("hooks", "device"),
     [
@@ -64,34 +65,22 @@ def overriding(*hooks):
         (["on_before_batch_transfer", "on_after_batch_transfer"], "cpu"),
     ],
 )
-def test_where_a_user_overrides_the_transfer_batches_stay_on_the_host_and_that_is_said(streams, hooks, device, caplog):
+def test_where_a_user_overrides_the_transfer_batches_stay_on_the_host_and_that_is_said(
+    streams, hooks, device, owner, caplog
+):
     caplog.set_level("INFO")
-    model = overriding(*hooks)
+    own = overriding(Recorder if owner == "model" else pl.LightningDataModule, *hooks)
+    model = own if owner == "model" else Recorder()
     with on_device() as loader:
-        trainer(lad.DevicePrefetcher(), max_epochs=2).fit(model, loader)
+        own.train_dataloader = lambda: loader
+        trainer(lad.DevicePrefetcher(), max_epochs=2).fit(model, datamodule=None if model is own else own)
         assert loader.device.type == device
     assert model.seen["train"] == [plan(0), plan(1)]
     assert caplog.text.count("is your own hook: DevicePrefetcher prefetches into host memory only") == (device == "cpu")
     assert [call for call in streams.calls if call[0] == "copy"] == [] or device == "cuda"
     if device == "cpu":
         assert f"Own.{hooks[0]} is your own hook" in caplog.text
-        assert len(model.hooked) == len(hooks) * 2 * len(STORED)
-
-
-def test_a_datamodule_that_overrides_the_transfer_is_found_too(streams, caplog):
-    class Own(lad.AsyncDataModule):
-        def transfer_batch_to_device(self, batch, device, dataloader_idx):
-            return batch
-
-        def train_dataloader(self):
-            return loader
-
-    caplog.set_level("INFO")
-    with on_device() as loader:
-        dm = Own(train=CountingSource(), loader={"batch_size": BATCH})
-        trainer(lad.DevicePrefetcher()).fit(Recorder(), datamodule=dm)
-        assert loader.device.type == "cpu"
-    assert "Own.transfer_batch_to_device is your own hook" in caplog.text
+        assert len(own.hooked) == len(hooks) * 2 * len(STORED)
 
 
 def test_what_the_callback_was_not_given_is_that_of_the_loader(streams):
@@ -192,37 +181,20 @@ def test_what_is_read_ahead_is_not_copied_to_the_device(streams):
         assert val.stats().batches == len(STORED)
 
 
-def test_reading_ahead_again_changes_nothing(streams):
-    with on_device(Gate(after=3)) as loader:
-        loader._prefetch(copy=False)
-        assert loader.source.read.wait(60)
-        loader._prefetch(copy=False)
-        assert next(loader)["index"].tolist() == plan(0)[0]
-        loader._prefetch(copy=False)  # the next one is on its way to the device
-        assert [next(loader)["index"].tolist() for _ in range(5)] == plan(0)[1:]
-        reads = list(loader.source.reads)
-        assert reads == [*plan(0), *plan(1)][: len(reads)]
-
-
-class Staged(Recorder):
-    def see(self, stage, batch, number):
-        self.seen[stage].append(batch)
-
-
-def bytes_of(samples=14):
-    x = np.repeat(np.arange(samples, dtype="u1")[:, None], 2, axis=1)
-    return ArraySource({"x": x, "index": np.arange(samples)})
-
-
 @pytest.mark.parametrize(
     ("depth", "precision", "dtype"),
     [(None, "bf16-true", torch.bfloat16), (2, "32-true", torch.float32), (0, "64-true", torch.float64)],
 )
 def test_bytes_become_floats_before_the_step(depth, precision, dtype):
+    class Bytes(Recorder):
+        def see(self, stage, batch, number):
+            self.seen[stage].append(batch)
+
     transform = {"train": lad.ToFloat("x"), "eval": lad.Normalize(0, 1, scale="type", fields="x")}
-    dm = lad.AsyncDataModule(train=bytes_of(), val=bytes_of(), loader={"batch_size": 4}, device_transform=transform)
+    source = ArraySource({"x": np.repeat(np.arange(14, dtype="u1")[:, None], 2, axis=1), "index": np.arange(14)})
+    dm = lad.AsyncDataModule(train=source, val=source, loader={"batch_size": 4}, device_transform=transform)
     callbacks = [] if depth is None else [lad.DevicePrefetcher(depth)]
-    model = Staged()
+    model = Bytes()
     trainer(*callbacks, precision=precision).fit(model, datamodule=dm)
     for stage in ("train", "val 0"):
         for batch in model.seen[stage]:
@@ -291,22 +263,16 @@ def test_the_means_of_an_epoch_are_reduced_over_the_ranks_all_at_once(monkeypatc
     assert reduced == [{"reduce_op": "mean"}] * 2
 
 
-@pytest.mark.parametrize(("accumulate", "steps"), [(1, range(12)), (2, range(6))])
-def test_metrics_of_read_ahead_batches_are_logged_once_per_step_however_many_batches_it_takes(accumulate, steps):
+@pytest.mark.parametrize(("every", "accumulate", "steps"), [(1, 1, range(12)), (1, 2, range(6)), (0, 1, ())])
+def test_metrics_of_read_ahead_batches_are_logged_once_per_step_however_many_batches_it_takes(every, accumulate, steps):
     logger, options = Recording(), {"max_epochs": 2, "accumulate_grad_batches": accumulate}
-    fit = trainer(lad.DevicePrefetcher(), logger=logger, log_every_n_steps=1, **options)
+    fit = trainer(lad.DevicePrefetcher(), logger=logger, log_every_n_steps=every, **options)
     fit.fit(Recorder(), datamodule=datamodule(train=CountingSource(), val=CountingSource()))
     assert set(fit.callback_metrics) == METRICS
     assert [step for step, row in logger.rows if set(row) == METRICS] == [*steps]
     for _, row in logger.rows:
         assert 0 <= row["data/queue_fill"] <= QUEUE + 1
         assert row["data/wait_ms"] >= 0 < row["data/read_mb_s"]
-
-
-def test_a_trainer_that_never_logs_is_served_too():
-    callback = lad.DevicePrefetcher()
-    trainer(callback, log_every_n_steps=0).fit(Recorder(), datamodule=datamodule(train=CountingSource()))
-    assert callback.waited.steps == 6
 
 
 BATCHES = [[0, 1], [2, 3], [4, 5]]
@@ -322,38 +288,25 @@ class Model(Learning):
         return self.layer(batch[:, None].float()).mean()
 
 
-class Everywhere(Model):
-    def __init__(self):
-        super().__init__()
-        self.kinds = {}
-
-    def training_step(self, batch, number):
-        self.kinds["train"] = type(self.trainer.train_dataloader)
-        return super().training_step(batch, number)
-
-    def validation_step(self, batch, number, dataloader_idx=0):
-        self.kinds["val"] = type(self.trainer.val_dataloaders)
-
-    def test_step(self, batch, number):
-        self.kinds["test"] = type(self.trainer.test_dataloaders)
-
-    def predict_step(self, batch, number):
-        self.kinds["predict"] = type(self.trainer.predict_dataloaders)
-        return batch
-
-
 def test_every_stage_reads_through_the_wrapper_and_nothing_stays_behind():
-    model, callback = Everywhere(), lad.DevicePrefetcher()
-    fit = trainer(callback, max_epochs=2)
+    model, callback, kinds = Model(), lad.DevicePrefetcher(), []
+    model.validation_step = model.test_step = model.predict_step = lambda batch, *_: batch
+
+    def noting(name):
+        return lambda trainer, *_: kinds.append((name, type(getattr(trainer, name))))
+
+    ends = {"on_train_end": "train_dataloader", "on_validation_end": "val_dataloaders"}
+    ends |= {"on_test_end": "test_dataloaders", "on_predict_end": "predict_dataloaders"}
+    fit = trainer(callback, pl.callbacks.LambdaCallback(**{hook: noting(name) for hook, name in ends.items()}))
     before = fit.strategy.process_dataloader
     fit.fit(model, numbers(), numbers())
     fit.test(model, numbers(), verbose=False)
     fit.predict(model, numbers())
-    assert model.seen == BATCHES * 2
-    assert model.kinds == dict.fromkeys(["train", "val", "test", "predict"], PrefetchedLoader)
+    assert model.seen == BATCHES
+    assert dict(kinds) == dict.fromkeys(ends.values(), PrefetchedLoader)
     assert fit.strategy.process_dataloader == before
     assert "process_dataloader" not in vars(fit.strategy)
-    assert callback.waited.steps == 6
+    assert callback.waited.steps == 3
     assert readers() == []
 
 
@@ -364,26 +317,12 @@ def test_after_a_run_with_several_callbacks_the_strategy_wraps_nothing():
     assert readers() == []
 
 
-class Copies(pl.Callback):
-    """Copies the Trainer in mid-epoch, as Lightning allows without our callback. ``seen`` is not part of a pickle."""
-
-    def __init__(self, make):
-        self.make = make
-        self.seen = []
-
-    def on_train_batch_end(self, trainer, *_):
-        self.seen.append(self.make(trainer))
-
-    def __getstate__(self):
-        return {}
-
-
-@pytest.mark.parametrize("make", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
-def test_a_trainer_can_be_copied_while_it_trains(make):
-    copies = Copies(make)
-    trainer(lad.DevicePrefetcher(), copies).fit(Model(), numbers())
-    assert len(copies.seen) == 3
-    strategy, loader = copies.seen[0].strategy, numbers()
+def test_a_trainer_can_be_copied_while_it_trains():
+    """As Lightning allows without our callback."""
+    copies = []
+    copying = pl.callbacks.LambdaCallback(on_train_batch_end=lambda trainer, *_: copies.append(copy.deepcopy(trainer)))
+    trainer(lad.DevicePrefetcher(), copying).fit(Model(), numbers())
+    strategy, loader = copies[0].strategy, numbers()
     assert strategy.process_dataloader(loader) is loader
     assert strategy.process_dataloader.__self__ is strategy
 
@@ -404,107 +343,13 @@ def test_the_loaders_of_somebodys_combined_loader_serve_after_the_run_too():
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_workers_that_a_dataloader_keeps_end_with_the_run(fails):
-    class Fails(Model):
-        def training_step(self, batch, number):
-            if fails and number:
-                raise RuntimeError("mine")
-            return super().training_step(batch, number)
-
-    loader = numbers(num_workers=1, persistent_workers=True)
-    fit = trainer(lad.DevicePrefetcher(), max_epochs=2)
+    model, loader = Model(), numbers(num_workers=1, persistent_workers=True)
     if fails:
-        with pytest.raises(RuntimeError, match="mine"):
-            fit.fit(Fails(), loader)
-    else:
-        fit.fit(Fails(), loader)
+        model.on_train_batch_start = raising(RuntimeError("mine"))
+    with pytest.raises(RuntimeError, match="mine") if fails else contextlib.nullcontext():
+        trainer(lad.DevicePrefetcher(), max_epochs=2).fit(model, loader)
     assert multiprocessing.active_children() == []
     assert loader._iterator is None
-
-
-class Sharding:
-    root_device = torch.device("cpu")
-
-    def process_dataloader(self, loader):
-        return numbers() if isinstance(loader, DataLoader) else loader
-
-
-def run_of(strategy, module=None):
-    return Run(strategy=strategy, lightning_module=module or Model(), datamodule=None, training=False)
-
-
-def test_the_loader_that_the_strategy_returns_is_wrapped_while_the_run_goes_on():
-    strategy, takeover, given = Sharding(), Takeover(), numbers()
-    strategy.process_dataloader = own = Sharding().process_dataloader  # in place of that of its class
-    takeover.attach(run_of(strategy), 2)
-    kept, wrapped = strategy.process_dataloader, strategy.process_dataloader(given)
-    assert (type(wrapped), wrapped.loader is given) == (PrefetchedLoader, False)
-    batches = [torch.zeros(1)]
-    assert kept(batches) is batches  # which is no DataLoader
-    takeover.detach()
-    assert type(kept(given)) is type(strategy.process_dataloader(given)) is DataLoader
-    assert strategy.process_dataloader is own
-
-
-def test_a_loader_that_does_not_stop_leaves_no_other_open(monkeypatch):
-    strategy, takeover = Sharding(), Takeover()
-    takeover.attach(run_of(strategy), 2)
-    loaders = [strategy.process_dataloader(numbers()) for _ in range(3)]
-    for loader in loaders:
-        next(loader)
-    stop = PrefetchedLoader.stop
-
-    def failing(loader):
-        stop(loader)
-        raise RuntimeError("found")
-
-    monkeypatch.setattr(PrefetchedLoader, "stop", failing)
-    with pytest.raises(RuntimeError, match="found"):
-        takeover.detach()
-    assert [loader.fill for loader in loaders] == ["no queue"] * 3
-
-
-class Moving(Model):
-    def transfer_batch_to_device(self, batch, device, dataloader_idx):
-        return batch
-
-
-@pytest.mark.parametrize(("made", "device"), [(Model, "cuda:1"), (Moving, "cpu")])
-def test_the_device_is_right_from_the_first_batch(monkeypatch, made, device):
-    """Lightning takes the first batch of a loader without length before any hook of training is called."""
-    monkeypatch.setattr("lit_async_data.engine.device.streams.checked_device", torch.device)
-    strategy, takeover = Sharding(), Takeover()
-    strategy.root_device = torch.device("cuda:1")
-    takeover.attach(run_of(strategy, made()), 2)
-    loader = strategy.process_dataloader(numbers())
-    assert str(loader.device) == device
-    takeover.detach()
-
-
-@pytest.mark.parametrize("mode", ["sequential", "max_size"])
-def test_all_validation_loaders_whose_turn_has_come_are_copied_ahead(monkeypatch, mode):
-    asked = []
-
-    class Evaluated(Model):
-        def validation_step(self, batch, number, dataloader_idx=0):
-            asked.append([])
-
-    def prefetch(loader, *, copy=True):
-        if asked:
-            asked[-1].append(names[id(loader)])
-
-    names, build = {}, Takeover.wrap
-
-    def named(takeover, loader, *given):
-        made = build(takeover, loader, *given)
-        names[id(made)] = len(names)
-        return made
-
-    monkeypatch.setattr(Takeover, "wrap", named)
-    monkeypatch.setattr(PrefetchedLoader, "_prefetch", prefetch)
-    both = pl.utilities.CombinedLoader([numbers(), numbers()], mode)
-    trainer(lad.DevicePrefetcher()).validate(Evaluated(), both, verbose=False)
-    # What was asked for at the start of each batch but the first.
-    assert asked[:-1] == ([[0, 1]] * 2 if mode == "max_size" else [[0], [0], [0, 1], [0, 1], [0, 1]])
 
 
 def of_ours():
@@ -574,89 +419,48 @@ def test_prediction_refuses_patches_that_are_drawn(h5, tmp_path):
     assert len(steps) == 2
 
 
-@pytest.mark.filterwarnings("ignore:.training_step. returned .None.")
-def test_training_and_evaluation_take_mixtures_that_may_repeat_there():
-    model, steps = Learning(), []
-    model.training_step = model.validation_step = lambda *_: steps.append(1)
-    one = ArraySource({"x": np.zeros((8, 1), np.float32)})
-    whole = lad.AsyncLoader(lad.MixtureSource({"a": (one, 1), "b": (one, 1)}), {"batch_size": BATCH})
-    trainer(lad.DevicePrefetcher()).fit(model, repeating(), whole)
-    assert len(steps) == 8
-
-
-class Endless(IterableDataset):
-    def __iter__(self):
-        return iter([{"x": torch.zeros(1), "index": number} for number in range(4 * 24)])
-
-
-def steps_of(kind):
-    if kind == "no length":
-        return DataLoader(Endless(), batch_size=4)
-    return lad.AsyncLoader(ArraySource({"x": np.zeros((4 * 24, 1), "f4")}), {"batch_size": 4, "workers": 0})
-
-
 @pytest.mark.parametrize("kind", ["no length", "loader", "datamodule"])
 @pytest.mark.parametrize(
     "hooks", [["transfer_batch_to_device"], ["on_before_batch_transfer", "on_after_batch_transfer"], []]
 )
-def test_the_time_of_the_users_transfer_hooks_is_named_and_no_other_time(clock, caplog, monkeypatch, kind, hooks):
+def test_the_time_of_the_users_transfer_hooks_is_named_and_no_other_time(clock, caplog, kind, hooks):
     caplog.set_level("INFO")
-    for owner in (pl.LightningModule, pl.LightningDataModule) if not hooks else ():  # Lightning's own, not the user's
-
-        def slow(self, batch, *rest, own=owner.transfer_batch_to_device):
-            clock.s += 0.25
-            return own(self, batch, *rest)
-
-        monkeypatch.setattr(owner, "transfer_batch_to_device", slow)
 
     def hook(name):
         def called(self, batch, *rest):
             clock.s += 0.25
-            return getattr(super(made, self), name)(batch, *rest)
+            return getattr(super(type(owner), self), name)(batch, *rest)
 
         return called
 
     class Slow(Learning):
         def training_step(self, batch, batch_idx):
             clock.s += 0.5
-            return self.layer(batch["x"]).sum()
+            return self.layer(batch["x"][:, :1]).sum()
 
-        validation_step = None
+        def validation_step(self, batch, batch_idx):
+            clock.s += 0.5
 
     class Busy(pl.Callback):
         def on_train_batch_start(self, *_):
             clock.s += 0.5
 
-    class Data(pl.LightningDataModule):
-        def train_dataloader(self):
-            return steps_of(kind)
+    def ours():
+        return lad.AsyncLoader(CountingSource(4 * 24, width=1), {"batch_size": 4, "shuffle": False, "workers": 0})
 
-    base = Data if kind == "datamodule" else Slow
-    made = type("Made", (base,), {name: hook(name) for name in hooks})
-    callback = lad.DevicePrefetcher()
-    fit = trainer(Busy(), callback)
-    strategy = fit.strategy
-    fit.fit(*((Slow(), made()) if kind == "datamodule" else (made(), steps_of(kind))))
+    with ours() as train, ours() as val:
+        base = Slow if kind != "datamodule" else pl.LightningDataModule
+        owner = type("Made", (base,), {name: hook(name) for name in hooks})()
+        owner.train_dataloader = lambda: DataLoader(Stream(4 * 24), batch_size=4) if kind == "no length" else train
+        owner.val_dataloader = lambda: val
+        callback = lad.DevicePrefetcher()
+        fit = trainer(Busy(), callback)
+        fit.fit(*((Slow(), None, None, owner) if kind == "datamodule" else (owner,)))
     spent = 0.25 * len(hooks)
     share = 100 * 24 * spent / callback.waited.total_s
-    total = f"{callback.waited.total_s:.1f} s"
     named = " and ".join(f"Made.{name}" for name in hooks)
-    said = f"epoch 0: training spent {share:.1f} % of {total} in {named}"
+    said = f"epoch 0: training spent {share:.1f} % of {callback.waited.total_s:.1f} s in {named}"
     assert (said in caplog.text) == ("training spent" in caplog.text) == bool(hooks)
+    assert (f"validation spent {100 * spent / (0.5 + spent):.1f} % of" in caplog.text) == bool(hooks)
     assert ("data keep up" in caplog.text) == (not hooks)
-    assert "batch_to_device" not in vars(strategy)
-
-
-def test_the_time_of_transfer_hooks_in_validation_is_named_too(clock, caplog):
-    caplog.set_level("INFO")
-
-    class Slow(Learning):
-        def validation_step(self, batch, batch_idx):
-            clock.s += 0.5
-
-        def on_after_batch_transfer(self, batch, dataloader_idx):
-            clock.s += 0.25
-            return batch
-
-    trainer(lad.DevicePrefetcher()).validate(Slow(), steps_of("loader"), verbose=False)
-    assert "validation spent 33.3 % of 18.0 s in Slow.on_after_batch_transfer; " in caplog.text
+    assert "batch_to_device" not in vars(fit.strategy)

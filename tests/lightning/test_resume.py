@@ -86,12 +86,9 @@ with_and_without = pytest.mark.parametrize("callbacks", [list, driven])
     ("hook", "batches", "done"),
     [
         ("on_train_batch_start", 1, 0),  # interrupted before the first step
-        ("on_before_backward", 1, 0),
         ("on_train_batch_end", 1, 1),
-        ("on_train_batch_start", 5, 4),
         ("on_before_backward", 5, 4),
         ("on_train_batch_end", 5, 5),
-        ("on_train_batch_end", STEPS, STEPS),
         ("on_validation_start", STEPS, STEPS),
         ("on_validation_end", STEPS, STEPS),
         ("on_train_epoch_end", STEPS, STEPS),
@@ -146,7 +143,6 @@ def test_after_an_exception_the_failed_batch_comes_again(tmp_path, callbacks, ba
     "options",
     [
         {"val_check_interval": 0.5, "accumulate_grad_batches": 2},
-        {"accumulate_grad_batches": 4, "every_n_train_steps": 1},
         {"limit_train_batches": 4, "every_n_train_steps": 3},
         {"reload_dataloaders_every_n_epochs": 1, "every_n_train_steps": 3},
     ],
@@ -169,25 +165,6 @@ def test_each_file_of_a_model_checkpoint_goes_on_where_it_was_written(tmp_path, 
     assert 0 < middle < len(list(folder.iterdir()))
 
 
-def test_signals_of_a_cluster_leave_checkpoints_to_go_on_from(tmp_path, monkeypatch):
-    """As on SLURM: on a signal Lightning saves in mid-epoch, and the next job finds that file."""
-    folder = tmp_path / "kept"
-    fit, dm = fitted(kept(folder), enable_checkpointing=True, default_root_dir=tmp_path)
-
-    def signalled(stage, batch):
-        if (stage, fit.current_epoch, fit.fit_loop.epoch_loop.batch_idx) == ("train", 1, 3):
-            fit.save_checkpoint(tmp_path / "hpc_ckpt_1.ckpt")
-
-    fit.fit(Recorder(signalled), datamodule=dm)
-    for name, value in {"SLURM_NTASKS": "1", "SLURM_JOB_NAME": "job"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr("lightning_fabric.plugins.environments.SLURMEnvironment.detect", lambda: True)
-    again, dm = fitted(kept(folder), enable_checkpointing=True, default_root_dir=tmp_path)
-    model = Continued()
-    again.fit(model, datamodule=dm)
-    assert model.seen["train"] == [WHOLE[1][3:], WHOLE[2]]
-
-
 class Decaying(Continued):
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
@@ -198,11 +175,8 @@ class Decaying(Continued):
 # The step at which the first run ends, by what, who writes its checkpoint, and how far the second run goes.
 CUTS = [
     (2, "max_steps", "ModelCheckpoint", {"max_epochs": EPOCHS}),
-    (8, "should_stop", "ModelCheckpoint", {"max_epochs": EPOCHS}),
-    (6, "max_steps", "save_checkpoint", {"max_epochs": EPOCHS}),
     (8, "max_steps", "save_checkpoint", {"max_steps": 18, "max_epochs": -1}),
     (6, "should_stop", "ModelCheckpoint", {"max_steps": 18, "max_epochs": -1}),
-    (2, "should_stop", "save_checkpoint", {"max_steps": 18, "max_epochs": EPOCHS}),
     (6, "max_steps", "save_checkpoint", {"max_steps": 18, "max_epochs": EPOCHS}),
 ]
 
@@ -248,22 +222,17 @@ def test_an_epoch_that_the_model_ends_is_over(tmp_path, callbacks):
 
 @pytest.mark.parametrize(("stage", "callbacks"), [("validate", list), ("test", driven), ("predict", driven)])
 def test_evaluation_takes_any_checkpoint(saved, callbacks, stage):
-    path = saved("on_train_batch_end", 2)
-    model, name = Recorder(), stage.replace("validate", "val")
-    dm = datamodule(**{name: CountingSource(), "train": CountingSource()})
-    getattr(trainer(*callbacks()), stage)(model, datamodule=dm, ckpt_path=str(path))
-    assert model.seen == {f"{name} 0": [plan(0, shuffle="none")]}
-    trainer(*callbacks()).fit(model, datamodule=dm)
-    assert model.seen["train"] == WHOLE[:1]  # a new run begins at the beginning
-
-
-def test_evaluation_after_a_fit_takes_a_checkpoint_of_another_order(saved):
-    path = saved("on_train_batch_end", 2)
-    fit, dm = fitted(loader={"seed": 1}, max_epochs=1)
+    """Also of another order than that of a loader that is held from a fit."""
+    path, model, name = saved("on_train_batch_end", 2), Recorder(), stage.replace("validate", "val")
+    dm = datamodule({"seed": 1}, **{name: CountingSource(), "train": CountingSource()})
+    fit = trainer(*callbacks())
     fit.fit(Recorder(), datamodule=dm)
     held = fit.train_dataloader
-    fit.validate(Recorder(), datamodule=dm, ckpt_path=path)
+    getattr(fit, stage)(model, datamodule=dm, ckpt_path=str(path))
+    assert model.seen == {f"{name} 0": [plan(0, shuffle="none")]}
     assert held.state_dict()["position"] == SAMPLES
+    trainer(*callbacks()).fit(model, datamodule=dm)
+    assert model.seen["train"] == [plan(0, seed=1)]  # a new run begins at the beginning
 
 
 def order(epoch):
@@ -278,14 +247,10 @@ LIMIT = {"limit_train_batches": 3}
     ("place", "written", "loader", "then", "taken"),
     [
         ((AT_END, 1), {}, {"batch_size": 3}, {}, ((4, 22), (0, 22))),
-        ((AT_END, 5), {}, {"batch_size": 1}, {}, ((20, 22), (0, 22))),
         ((AT_END, 5), {}, {"batch_size": 8}, {}, ((20, 22), (0, 22))),
         ((AT_END, STEPS), {}, {"batch_size": 3}, {}, ((), (0, 22))),
-        (("on_validation_start", STEPS), {}, {"batch_size": 8}, {}, ((), (0, 22))),
-        (("on_validation_end", STEPS), {}, {"batch_size": 2}, {}, ((), (0, 22))),
         (("on_train_epoch_end", STEPS), {}, {"batch_size": 8}, {}, ((), (0, 22))),
         # With a limit, the epoch ends with the step that reaches it.
-        ((AT_END, 1), LIMIT, {"batch_size": 4}, LIMIT, ((4, 12), (0, 12))),
         ((AT_END, 1), LIMIT, {"batch_size": 8}, {"limit_train_batches": 2}, ((4, 20), (0, 16))),
         ((AT_END, 1), LIMIT, {"batch_size": 3}, {"limit_train_batches": 4}, ((4, 13), (0, 12))),
         # After a rest that drop_last drops, the next epoch begins.
@@ -444,17 +409,6 @@ def test_with_the_callback_a_last_batch_that_failed_before_its_step_comes_again(
     assert model.seen["train"] == [WHOLE[1][steps - 1 : steps], WHOLE[2][:steps]]
 
 
-def test_data_that_end_before_the_place_end_the_epoch(saved, caplog):
-    path, options = saved("on_train_batch_end", 4), {"samples": 12, "force_resume": True}
-    told = "epoch 1 is over: it has 12 samples now, and the saved place is sample 16"
-    with pytest.raises(ResumeError, match=rf"{told}; but Lightning .* add DevicePrefetcher\(\)"):
-        resumed(path, **options)
-    caplog.clear()
-    assert resumed(path, driven, **options) == [plan(2, length=12)]
-    assert caplog.text.count(told) == 1
-    assert "going on at the same position" not in caplog.text
-
-
 @with_and_without
 def test_a_checkpoint_without_a_place_is_refused_in_mid_epoch_only(saved, tmp_path, callbacks, caplog):
     for name, place in {"middle": ("on_train_batch_end", 2), "end": ("on_train_epoch_end", STEPS)}.items():
@@ -484,9 +438,6 @@ class Nested(Continued):
         return super().training_step(batch, number)
 
 
-class NestedAsksForSteps(Nested, AsksForSteps): ...
-
-
 nested = pytest.mark.parametrize("nest", [lambda each: each, lambda each: {"a": each}], ids=["alone", "in a dict"])
 
 
@@ -508,19 +459,19 @@ def test_a_loader_without_a_datamodule_goes_on_too(tmp_path, callbacks, nest, ca
 
 @nested
 def test_with_the_callback_it_goes_on_after_an_exception_with_any_batch_size(tmp_path, nest):
-    class Failing(Stopping, Nested):
-        pass
+    class Failing(Stopping, Nested): ...
+
+    class NestedAsksForSteps(Nested, AsksForSteps): ...
 
     saving = pl.callbacks.OnExceptionCheckpoint(tmp_path)
     fit = trainer(saving, lad.DevicePrefetcher(), max_epochs=3, enable_checkpointing=True)
     with loader() as train, pytest.raises(StopError):
         fit.fit(Failing(3), nest(train))
-    for kind in (Nested, NestedAsksForSteps):
-        model = kind()
-        with loader(batch_size=3) as train:
-            fit = trainer(lad.DevicePrefetcher(), max_epochs=3)
-            fit.fit(model, nest(train), ckpt_path=tmp_path / "on_exception.ckpt")
-        assert [flat(epoch) for epoch in model.seen["train"]] == [order(1)[12:].tolist(), order(2).tolist()]
+    model = NestedAsksForSteps()
+    with loader(batch_size=3) as train:
+        fit = trainer(lad.DevicePrefetcher(), max_epochs=3)
+        fit.fit(model, nest(train), ckpt_path=tmp_path / "on_exception.ckpt")
+    assert [flat(epoch) for epoch in model.seen["train"]] == [order(1)[12:].tolist(), order(2).tolist()]
 
 
 @pytest.mark.parametrize("batch", [3, 5])

@@ -11,8 +11,7 @@ import pytorch_lightning as pl
 import torch
 from support.lightning.command_line import LIGHTNING_SAYS, QUIET, ROOT
 from support.plans import plan_of
-from support.ranks.processes import free_port, run_together
-from support.ranks.slurm import environment
+from support.ranks.processes import environment, free_port, run_together
 
 pytestmark = [pytest.mark.filterwarnings(said) for said in LIGHTNING_SAYS]
 
@@ -31,15 +30,12 @@ class Remembering(pl.LightningModule):
 
     It signals the end of its job's time once, as `sbatch --signal` makes SLURM do. ``SIGNAL_AT`` is JSON, for each rank
     a place: ``["train", 3]`` is the step of training that comes after three steps of the optimizer, likewise ``"val"``.
-
-    Args:
-        most: Samples that it can remember.
     """
 
-    def __init__(self, most=1000):
+    def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)
-        self.register_buffer("seen", torch.full((most,), -1))
+        self.register_buffer("seen", torch.full((1000,), -1))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         places = json.loads(os.environ.get("SIGNAL_AT", "[]"))
         self.place = places[int(os.environ["SLURM_PROCID"])] if places else None
@@ -92,10 +88,9 @@ def settings(images):
     return [f"model._target_={__name__}.Remembering", *data, *loader, *trainer]
 
 
-def order(seed=42):
-    plans = [
-        plan_of(length=SAMPLES, batch_size=BATCH, shuffle="global", seed=seed, epoch=epoch) for epoch in range(EPOCHS)
-    ]
+def order():
+    options = {"length": SAMPLES, "batch_size": BATCH, "shuffle": "global", "seed": 42}
+    plans = [plan_of(**options, epoch=epoch) for epoch in range(EPOCHS)]
     return [sample for plan in plans for step in range(len(plan)) for sample in plan.batch(step).tolist()]
 
 

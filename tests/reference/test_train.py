@@ -1,4 +1,4 @@
-"""`train.py` and its configurations, from the command line."""
+"""`train.py` and its configurations, from the command line; also `ckpt_path=last` and `ckpt_path=best`."""
 
 import inspect
 import itertools
@@ -11,13 +11,18 @@ import hydra
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import OmegaConf, open_dict, read_write
 from support.failures import raising
 from support.lightning.command_line import CONFIGS, LIGHTNING_SAYS, QUIET, ROOT
 from support.lightning.trainer import Learning
 from support.pages import programs
 
+from lit_async_data.errors import ConfigError
 from reference.command_line import PACKAGE, own_model
+from reference.run import starting_checkpoint
+from train import train
 
 NO_STEP = "ignore:You passed in a `val_dataloader` but have no `validation_step`:UserWarning"
 # After trainer.max_steps in the first epoch.
@@ -124,10 +129,6 @@ class Small(Learning):
         ([], {}),
         (["model.depth=3", "+model.lr=0.25", "~model.width"], {"depth": 3, "lr": 0.25}),
         (["model.lr=fast"], {"lr": "fast"}),  # a number only in the demo
-        (
-            ["model=cnn", "model.width=3"],
-            {"width": 3, "lr": 0.01, "x": "x", "y": "y", "channels": None, "classes": None},
-        ),
         (["experiment=digits_wide"], {"width": 48}),  # which the experiment sets
     ],
     ids=" ".join,
@@ -135,13 +136,6 @@ class Small(Learning):
 def test_a_network_of_ones_own_gets_what_was_typed_and_nothing_of_the_demo(composed, typed_too, got):
     hydra.utils.instantiate(composed(*own_model([f"model._target_={__name__}.Small", *typed_too])).model)
     assert Small.got == got
-
-
-def test_what_a_network_has_no_step_for_is_left_out(typed):
-    out, ending = typed(f"model._target_={__name__}.Small", "trainer.max_epochs=1", *QUIET)
-    assert ending is None
-    assert "the model has no validation_step: callback early_stopping is left out, as it monitors val/acc" in out
-    assert "the model has no test_step: testing is skipped" in out
 
 
 OWN = """
@@ -165,9 +159,8 @@ def test_a_class_in_the_current_folder_is_found_by_all_ranks_which_leave_nothing
         "PROJECT_ROOT": str(tmp_path),
         "PYTHONPATH": ":".join([str(tmp_path / "elsewhere"), os.path.dirname(__file__), str(ROOT / "tests")]),
     }
-    done = subprocess.run(
-        command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=200, check=False
-    )
+    options = {"cwd": tmp_path, "env": variables, "capture_output": True, "text": True, "timeout": 200}
+    done = subprocess.run(command, **options, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("left running: False") == 2
 
@@ -191,12 +184,6 @@ def test_after_ctrl_c_it_says_how_to_go_on(typed, tmp_path, every):
         assert "no checkpoint to go on from yet; callbacks.step_checkpoint.every_n_train_steps=100 saves" in out
 
 
-def test_weights_of_no_step_are_not_tested(typed):
-    out, ending = typed("trainer.max_epochs=0", *QUIET)
-    assert ending is None
-    assert "no step was trained and the weights are random: testing is skipped" in out
-
-
 def steps_saved(folder):
     newest = max(folder.rglob("last.ckpt"), key=lambda path: path.stat().st_mtime_ns, default=None)
     return newest and torch.load(newest, weights_only=False)["global_step"]
@@ -206,13 +193,9 @@ def steps_saved(folder):
     ("typed_too", "saved", "said"),
     [
         (["trainer.max_steps=5"], 5, ""),  # less than an epoch: nothing is validated, so there is no metric to watch
-        (["trainer.max_steps=3", "trainer.limit_train_batches=2"], 3, ""),
+        (["trainer.max_epochs=0"], None, "no step was trained and the weights are random: testing is skipped"),
+        ([f"model._target_={__name__}.Small", "trainer.max_steps=1"], 1, "the model has no test_step: testing is sk"),
         (["trainer.limit_val_batches=0", "trainer.max_steps=3"], 3, "trainer.limit_val_batches is 0: callback early_"),
-        (
-            ["trainer.limit_val_batches=0", "trainer.max_epochs=1", "trainer.limit_train_batches=2"],
-            2,
-            "callback early_",
-        ),
         (["trainer.check_val_every_n_epoch=5", "trainer.max_epochs=1", "trainer.limit_train_batches=2"], 2, ""),
         (["trainer.overfit_batches=2", "trainer.max_epochs=2"], 4, ""),
         (["trainer.limit_test_batches=0", "trainer.max_steps=3"], 3, "trainer.limit_test_batches is 0: testing is sk"),
@@ -243,27 +226,16 @@ def test_a_checkpoint_of_other_data_and_one_past_the_last_epoch_are_one_line(typ
     (last,) = tmp_path.rglob("last.ckpt")
     coloured = h5(data=np.zeros((20, 3, 8, 8), "u1"), labels=np.arange(20) % 10)
     other = ["data=hdf5", f"data.train.path={coloured}"]
-    misfit = (
-        f"error: ckpt_path: {last} does not fit the model: net.0.weight is (1,) there and (3,) here, and 4 more; its "
-    )
     for more in ([], ["train=false", "data.test.path=${data.train.path}"]):
-        _, ending = typed("ckpt_path=last" if not more else f"ckpt_path={last}", *other, *more, *QUICK)
-        assert ending.startswith(
-            f"{misfit}run had data.train.root={tmp_path}/data; choose another file, or leave ckpt_path"
-        )
-    _, ending = typed(f"ckpt_path={last}", "model.width=16", *QUICK)
-    assert "does not fit the model: net.1.weight is (32, 1, 3, 3) there and (16, 1, 3, 3) here, and 1" in ending
-    assert "its run had" not in ending
+        _, ending = typed(f"ckpt_path={last}", *other, *more, *QUICK)
+        assert f"{last} does not fit the model: net.0.weight is (1,) there and (3,) here, and 4 more; its run" in ending
     _, ending = typed(f"ckpt_path={last}", "trainer.max_epochs=1", *QUICK)
     assert ending.startswith(f"error: ckpt_path: {last} has trained 2 epochs, 4 steps; to go on from there, write ")
     assert ending.endswith("trainer.max_epochs=3 or more")
     for limit in ("trainer.max_epochs=2", "trainer.max_steps=3"):
         out, ending = typed(f"ckpt_path={last}", limit, *QUICK)
         assert ending is None
-        assert (
-            f"{limit}"
-            in out.partition("has trained 2 epochs, 4 steps, and ")[2].partition(" leave nothing to train")[0]
-        )
+        assert re.search(f"has trained 2 epochs, 4 steps, and .*{limit}.* leave nothing to train", out)
         assert "training waited" not in out
     assert typed(f"ckpt_path={last}", "trainer.max_steps=5", *QUICK)[1] is None
     assert steps_saved(tmp_path) == 5
@@ -275,3 +247,79 @@ def test_a_step_of_a_run_is_written_to_a_file(typed, tmp_path):
     assert "step 3: batch 3 of epoch 0" in out
     (row,) = torch.load(tmp_path / "replay.pt", weights_only=False)
     assert len(next(iter(row["batch"].values()))) == len(row["ids"]) == len(row["places"])
+
+
+def checkpoint(path, at, **states):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    callbacks = {name: {"monitor": "val/acc", "best_model_path": str(best)} for name, best in states.items()}
+    torch.save({"callbacks": callbacks}, path)
+    os.utime(path, ns=(at, at))
+    return str(path)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Checkpoints of two runs, of a debugging run and of a sweep."""
+    logs = tmp_path / "logs"
+    first, second = logs / "train/runs/1/checkpoints", logs / "train/runs/2/checkpoints"
+    checkpoint(first / "last.ckpt", 10)
+    checkpoint(second / "epoch_001.ckpt", 20)
+    checkpoint(second / "epoch_002.ckpt", 30)
+    checkpoint(second / "last.ckpt", 30, other="", saver=second / "epoch_001.ckpt")  # written at once
+    checkpoint(logs / "debug/runs/3/checkpoints/last.ckpt", 50)
+    return logs
+
+
+def chosen(composed, word, *overrides, multirun=False):
+    cfg = composed(f"ckpt_path={word}", *overrides)
+    if multirun:
+        with read_write(cfg.hydra), open_dict(cfg.hydra):
+            cfg.hydra.mode = RunMode.MULTIRUN
+            cfg.hydra.sweep.dir = f"{cfg.paths.log_dir}/train/multiruns/4"
+        HydraConfig.instance().set_config(cfg)
+    return starting_checkpoint(cfg)
+
+
+def test_last_is_the_newest_and_best_what_it_remembers(composed, runs, tmp_path):
+    assert chosen(composed, "last") == str(runs / "train/runs/2/checkpoints/last.ckpt")
+    assert chosen(composed, "best") == str(runs / "train/runs/2/checkpoints/epoch_001.ckpt")
+    assert chosen(composed, "last", "task_name=debug") == str(runs / "debug/runs/3/checkpoints/last.ckpt")
+    in_this_run = checkpoint(tmp_path / "out/checkpoints/last.ckpt", 60)
+    assert chosen(composed, "last") == in_this_run
+
+
+def test_runs_of_a_sweep_do_not_go_on_from_each_other(composed, runs):
+    sibling = checkpoint(runs / "train/multiruns/4/0/checkpoints/last.ckpt", 90)
+    assert chosen(composed, "last") == sibling
+    assert chosen(composed, "last", multirun=True) == str(runs / "train/runs/2/checkpoints/last.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("word", "saved", "said"),
+    [
+        ("best", {}, "best: .* none, as its checkpoints monitor no metric; write ckpt_path=.*last.ckpt"),
+        ("best", {"saver": "gone/epoch_001.ckpt"}, "gone/epoch_001.ckpt is not a complete checkpoint"),
+        ("last", None, r"last\.ckpt is not a complete checkpoint"),
+    ],
+)
+def test_what_is_no_checkpoint_is_named(composed, tmp_path, word, saved, said):
+    last = tmp_path / "logs/train/runs/1/checkpoints/last.ckpt"
+    checkpoint(last, 10, **(saved or {}))
+    if saved is None:
+        last.write_bytes(b"half")
+    with pytest.raises(ConfigError, match=f"^ckpt_path: .*{said}"):
+        chosen(composed, word)
+
+
+def test_the_digits_are_learned_in_two_runs_and_the_best_is_tested_in_a_third(typed, composed, tmp_path):
+    assert typed("trainer.max_epochs=1", "test=false", *QUIET)[1] is None
+    (first,) = (tmp_path / "logs").rglob("last.ckpt")
+    out, ending = typed("ckpt_path=last", "test=false", "print_config=true", "trainer.max_epochs=6", *QUIET)
+    assert ending is None
+    assert f"ckpt_path: {first}\n" in out
+    (second,) = set((tmp_path / "logs").rglob("last.ckpt")) - {first}
+    assert torch.load(second, weights_only=False)["epoch"] > 1
+    assert typed("train=false", "ckpt_path=best", "optimized_metric=test/acc", *QUIET)[1] is None
+    best = chosen(composed, "best")
+    metrics, _ = train(composed("train=false", f"ckpt_path='{best}'", "trainer.accelerator=cpu", "logger=none"))
+    assert metrics["test/acc"] >= 0.97

@@ -52,14 +52,12 @@ def missing(folder):
 
 def handles(folder):
     path = str(folder / "old")
-    file = OpenFile(path, FileIdentity.of(os.stat(path)))
-    try:
-        assert os.pread(file._opened().descriptor, 100, 0) == DATA
-    except KeyboardInterrupt:
-        assert os.pread(file._opened().descriptor, 100, 0) == DATA
-        raise
-    finally:
-        file.close()
+    with contextlib.closing(OpenFile(path, FileIdentity.of(os.stat(path)))) as file:
+        try:
+            assert os.pread(file._opened().descriptor, 100, 0) == DATA
+        except KeyboardInterrupt:
+            assert os.pread(file._opened().descriptor, 100, 0) == DATA
+            raise
 
 
 def no_hdf5(folder):

@@ -1,25 +1,25 @@
-"""When no descriptor is left, every source says so and what to do, never that a file does not exist."""
+"""Local files: those that are something else, patterns, errors of input, and a lack of descriptors."""
 
-import argparse
 import contextlib
 import errno
+import functools
 import gzip
+import io
 import os
 import resource
+import struct
+import zipfile
 
 import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from support.failures import raising
 
 from lit_async_data import HDF5Source, ManifestSource
-from lit_async_data.errors import CorruptError, MissingError, SourceError
-from lit_async_data.sources import local_files
-from lit_async_data.sources.local_files import ADVICE, PAUSE_S, advice_on, errno_of, retry_once
-from lit_async_data.tools.call import add_source_arguments, given_source
+from lit_async_data.errors import AsyncDataError, MissingError, SourceError
 from lit_async_data.tools.inspect import report_on
-
-pa = pytest.importorskip("pyarrow", reason="pip install 'lit-async-data[manifest]'")
-pq = pytest.importorskip("pyarrow.parquet")
 
 
 @contextlib.contextmanager
@@ -64,26 +64,18 @@ def test_a_source_without_descriptors_says_what_to_do(data, name):
     made = MAKE[name](path)  # works, and imports what it needs
     if isinstance(made, HDF5Source):
         made.close()
-    with no_descriptors(), pytest.raises(SourceError) as caught:
+    with no_descriptors(), pytest.raises(SourceError, match=r"Too many open files.*ulimit -n") as caught:
         MAKE[name](path)
     assert type(caught.value) is SourceError
     assert caught.value.file == path
     assert path in str(caught.value)
-    assert "Too many open files" in str(caught.value)
-    assert "ulimit -n" in str(caught.value)
 
 
 def test_a_folder_below_that_cannot_be_listed_is_not_left_out(data, monkeypatch):
     """The last descriptor may be taken at any time."""
-    listed = os.scandir
-
-    def scandir(path):
-        if os.path.basename(path) == "owl":
-            raise OSError(errno.ENFILE, os.strerror(errno.ENFILE), path)
-        return listed(path)
-
-    monkeypatch.setattr(os, "scandir", scandir)
-    with pytest.raises(SourceError, match=r"classes: cannot be listed: Too many open files in system; .*fs.file-max"):
+    listed, refused = os.scandir, raising(OSError(errno.ENFILE, os.strerror(errno.ENFILE)))
+    monkeypatch.setattr(os, "scandir", lambda path: (refused if str(path).endswith("owl") else listed)(path))
+    with pytest.raises(SourceError, match=r"classes: cannot be listed: .*Too many open files in system; .*fs.file-max"):
         ManifestSource.from_folder(str(data / "classes"))
     (data / "folder/owl").mkdir()
     with pytest.raises(SourceError, match=r"folder: cannot be listed: .*fs.file-max"):
@@ -91,22 +83,11 @@ def test_a_folder_below_that_cannot_be_listed_is_not_left_out(data, monkeypatch)
 
 
 def test_a_pattern_in_a_forbidden_folder_matches_nothing(tmp_path, monkeypatch):
-    def refused(path):
-        raise PermissionError(errno.EACCES, "no", path)
-
-    monkeypatch.setattr(os, "scandir", refused)
+    monkeypatch.setattr(os, "scandir", raising(PermissionError(errno.EACCES, "no")))
     with pytest.raises(MissingError, match="matches no file"):
         HDF5Source(str(tmp_path / "*.h5"), ["x"])
     with pytest.raises(MissingError, match="cannot be listed: no"):
         ManifestSource.from_folder(tmp_path)
-
-
-def test_advice_follows_the_causes_of_an_error():
-    first = OSError(errno.EMFILE, "")
-    second = CorruptError("does not decode")
-    second.__cause__ = first
-    assert ADVICE[errno.EMFILE] in advice_on(second)
-    assert advice_on(OSError(errno.ENOENT, "")) is None
 
 
 FILES = ("n2", "n10", "a/1", "a/b/2", ".hidden/3", "a/.hidden")
@@ -131,16 +112,9 @@ def names(paths):
     return [str(path).partition("/d/")[2].rpartition(".")[0] for path in paths]
 
 
-def opened(pattern):
-    parser = argparse.ArgumentParser()
-    add_source_arguments(parser)
-    return given_source([pattern], parser.parse_args(["--fields", "x"])).build()
-
-
 READERS = {
     "HDF5Source": (".h5", lambda pattern: [part.file for part in HDF5Source(pattern, ["x"]).parts]),
     "ManifestSource": (".csv", lambda pattern: [part.file for part in ManifestSource(pattern, ["x"]).parts]),
-    "pack and doctor": (".h5", lambda pattern: [part.file for part in opened(pattern).parts]),
     "inspect": (".h5", lambda pattern: report_on([pattern]).files),
 }
 
@@ -163,34 +137,57 @@ def test_a_pattern_that_matches_nothing_says_so(folder, reader):
         files(f"d/fold*{end}")
 
 
-def test_inspect_suggests_one_pattern_for_files_of_all_folders(folder):
-    (suggestion, *_) = report_on(["d/**/*.h5"]).suggestions
-    assert suggestion.call.path == "d/**/*.h5"
+def spreadsheet():
+    with zipfile.ZipFile(file := io.BytesIO(), "w") as archive:
+        archive.writestr("xl/workbook.xml", "<workbook/>" * 50)
+    return file.getvalue()
+
+
+CONTENTS = {
+    "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 3\n", "a pointer of Git LFS; "),
+    "page": (b"\n<!DOCTYPE html><html><head><title>404", "a web page, "),
+    "spreadsheet": (spreadsheet(), "a ZIP archive, "),
+    "gzip": (gzip.compress(b"x" * 500), "compressed by gzip; "),
+    "dicom": (bytes(128) + b"DICM" + bytes(300), "DICOM; "),
+    "nifti": (struct.pack("<i", 348) + bytes(340) + b"n+1\0" + bytes(60), "NIfTI; "),
+    "heic": (b"\0\0\0\x18ftypheic" + bytes(400), "a HEIC or AVIF image; "),
+    "pdf": (b"%PDF-1.7\n" + bytes(400), "a PDF; "),
+}
+OPENED = {
+    **dict.fromkeys((".png", ".npy"), lambda path: ManifestSource(pa.table({"x": [path]}), {"x": "x"})),
+    **dict.fromkeys((".csv", ".jsonl", ".parquet"), lambda path: ManifestSource(path, {"x": "x"})),
+    ".h5": lambda path: HDF5Source(path, {"x": "x"}),
+}
+
+
+@pytest.mark.parametrize("suffix", OPENED)
+@pytest.mark.parametrize("content", CONTENTS)
+def test_what_a_file_is_and_what_reads_it_are_said(content, suffix, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    stored, said = CONTENTS[content]
+    (tmp_path / f"a{suffix}").write_bytes(stored)
+    with pytest.raises(AsyncDataError, match=f"a{suffix}: is {said}"):
+        OPENED[suffix](f"a{suffix}")
+
+
+def of_kind(kind, path, fields):
+    return ManifestSource(pa.table({"x": [path]}), {"x": {"name": "x", "kind": kind}}, allow_external=True)
 
 
 @pytest.mark.parametrize(
-    ("number", "failures", "reads"),
-    [(number, failures, 2) for number in (errno.EIO, errno.ESTALE) for failures in (1, 2)]
-    + [(number, 1, 1) for number in (errno.EMFILE, errno.ENOENT, errno.EACCES)],
+    ("name", "reader", "said"),
+    [
+        ("a.npy", HDF5Source, "is a .npy array; name it in a table for ManifestSource"),
+        ("a.csv", HDF5Source, "is not an HDF5 file, .*; tables and images are read by ManifestSource"),
+        ("a.h5", ManifestSource, "HDF5 files are read by HDF5Source"),
+        ("a.npy", functools.partial(of_kind, "image"), "a .npy array; name it in a table for ManifestSource"),
+        ("a.h5", functools.partial(of_kind, "npy"), "kind: hdf5"),
+    ],
 )
-def test_only_input_errors_are_waited_out_and_only_once(number, failures, reads, monkeypatch):
-    done, pauses = [], []
-    monkeypatch.setattr(local_files.time, "sleep", pauses.append)
-
-    def read():
-        done.append("read")
-        if len(done) <= failures:
-            raise OSError(number, os.strerror(number))
-        return "data"
-
-    with contextlib.nullcontext() if reads > failures else pytest.raises(OSError, match=os.strerror(number)):
-        assert retry_once(read) == "data"
-    assert (done, pauses) == (["read"] * reads, [PAUSE_S] * (reads - 1))
-
-
-@pytest.mark.parametrize(
-    ("error", "number"),
-    [(MemoryError(), 12), (OSError(5, "?"), 5), (OSError("(errno = 116, "), 116), (OSError("errno = 0"), None)],
-)
-def test_the_number_of_an_error_may_stand_in_its_message(error, number):
-    assert errno_of(error) == number
+def test_what_reads_a_file_of_another_kind_is_named(name, reader, said, tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    (tmp_path / "a.csv").write_text("version https,x\n1,2\n")
+    (tmp_path / "a.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
+    with pytest.raises(AsyncDataError, match=said):
+        reader(str(tmp_path / name), {"x": "x"})
+    assert len(ManifestSource(str(tmp_path / "a.csv"), {"x": "x"})) == 1  # text that begins as a pointer does

@@ -1,9 +1,7 @@
 """`check_contract` accepts every source of the package, and finds each broken promise."""
 
 import contextlib
-import csv
 import functools
-import re
 import threading
 
 import h5py
@@ -20,47 +18,29 @@ from lit_async_data.sources.contract.source import Part
 from lit_async_data.testing import ArraySource, check_contract
 
 
-@pytest.fixture(scope="module")
-def recordings(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("recordings")
+def test_hdf5_files_keep_the_contract(tmp_path):
     random = np.random.default_rng(0)
     for number in range(2):
-        with h5py.File(folder / f"{number}.h5", "w") as file:
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
             images = random.integers(0, 256, (ROWS, 3, 8, 8), np.uint8)
-            file["images"] = images
             file.create_dataset("gzip", data=images, chunks=(16, 3, 8, 8), compression="gzip")
-            file["label"] = np.arange(ROWS) % 7
-            file["signal"] = random.normal(size=(ROWS, 2)).astype("f4")
-    return folder
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"x": "gzip", "y": "label"},
-        {"x": Field("signal", window=(0, 8)), "next": Field("signal", window=(8, 10))},
-        {"x": Field("images", dtype="float32")},
-    ],
-    ids=["gzip", "windows", "cast"],
-)
-def test_hdf5_files_keep_the_contract(recordings, fields):
-    check_contract(HDF5Source(recordings / "*.h5", fields))
-    check_contract(HDF5Source(recordings / "0.h5", fields, memory_map=False))
+            file["images"], file["signal"] = images, random.normal(size=(ROWS, 2)).astype("f4")
+    windows = {"x": Field("signal", window=(0, 8)), "next": Field("signal", window=(8, 10))}
+    for fields in ({"x": "gzip"}, windows, {"x": Field("images", dtype="float32")}):
+        check_contract(HDF5Source(tmp_path / "*.h5", fields))
+        check_contract(HDF5Source(tmp_path / "0.h5", fields, memory_map=False))
 
 
 def test_a_table_of_files_keeps_the_contract(tmp_path):
     random = np.random.default_rng(0)
-    rows = [("path", "label", "array")]
     for number in range(12):
         Image.fromarray(random.integers(0, 256, (9, 11, 3), np.uint8)).save(tmp_path / f"{number}.png")
         np.save(tmp_path / f"{number}.npy", random.normal(size=4).astype("f4"))
-        rows.append((f"{number}.png", "abc"[number % 3], f"{number}.npy"))
-    with (tmp_path / "table.csv").open("w", newline="") as file:
-        csv.writer(file).writerows(rows)
-    fields = {"x": "path", "y": "label", "a": "array"}
+    rows = [f"{number}.png,{'abc'[number % 3]},{number}.npy" for number in range(12)]
+    (tmp_path / "table.csv").write_text("\n".join(["path,label,array", *rows]))
     for resize in ("stretch", "random_crop"):
-        check_contract(ManifestSource(tmp_path / "table.csv", fields, image_size=6, resize=resize))
-    check_contract(ManifestSource(tmp_path / "table.csv", {"y": "label"}))
+        options = {"image_size": 6, "resize": resize}
+        check_contract(ManifestSource(tmp_path / "table.csv", {"x": "path", "y": "label", "a": "array"}, **options))
 
 
 def test_sources_in_memory_keep_the_contract():
@@ -145,48 +125,6 @@ class ClosesForGood(Squares):
         super().read_into(samples, out)
 
 
-class Draws(Squares):
-    def read_into(self, samples, out):
-        super().read_into(samples, out)
-        if "x" in out:
-            out["x"][...] += np.random.default_rng().random((len(samples), 3))
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        (reading(lambda samples: samples[:-1]), "'y' of sample 299 differs if read into memory that held other bytes"),
-        (reading(np.sort), "'y' of sample .* differs if read in mixed order"),
-        (reading(np.unique), "'y' of sample .* differs if read in mixed order|could not be broadcast"),
-        (Overflows, "read_into wrote outside the array of 'y'"),
-        (Shares, "differs if read from 4 threads"),
-        (functools.partial(ForgetsInPickle, 3), "'y' of sample 0 differs if read from a pickled copy"),
-        (ClosesForGood, "closed"),
-        (Draws, "'x' of sample 0 differs"),
-        (broken(read_random=by_place), "'y' of sample .* differs if read at random with the same keys"),
-        (broken(chunks=StorageLayout((ChunkRun(200, 16),))), r"chunks\.runs hold 200 samples of 300"),
-        (
-            broken(chunks=StorageLayout((ChunkRun(ROWS, 16),), order=np.zeros(ROWS, np.int64))),
-            r"chunks\.order is not a permutation",
-        ),
-        (broken(parts=(Part("a", "/", "a", 3),)), "parts hold 3 samples of 300"),
-        (broken(column=lambda self, name: np.arange(ROWS)), "'y' of sample .* differs if read as a column"),
-        (broken(locate=lambda self, ids: [Squares().locate([0])[0] for _ in ids]), "locate accepted sample"),
-        (
-            broken(spec=BatchSpec({"y": FieldSpec((), np.dtype("U5"))}, as_mapping=True)),
-            "y has dtype .*U5.*, which no tensor can have",
-        ),
-        (broken(__len__=lambda self: 0), "__len__ returned 0"),
-        (broken(spec=Squares().read_into), "spec is a method; write @property above it"),
-        (object, "object does not inherit from lit_async_data.Source"),
-    ],
-)
-def test_a_broken_promise_is_found(kind, message):
-    with pytest.raises((AssertionError, TypeError, ValueError)) as caught:
-        check_contract(kind())
-    assert re.search(message, str(caught.value))
-
-
 def failing(error, when=lambda *_: True):
     def member(self, *given):
         if when(*given):
@@ -200,35 +138,37 @@ def replaces(self, samples, out):
     out["x"] = None
 
 
-NO_ROW = ValueError("no such row")
+NO_ROW = failing(ValueError("no such row"), lambda samples, out: 299 in samples)
+TWICE = StorageLayout((ChunkRun(ROWS, 16),), order=np.zeros(ROWS, np.int64))
+TEXT = BatchSpec({"y": FieldSpec((), np.dtype("U5"))}, as_mapping=True)
 
 
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
+        (reading(lambda samples: samples[:-1]), "'y' of sample 299 differs if read into memory that held other bytes"),
+        (reading(np.sort), "'y' of sample .* differs if read in mixed order"),
+        (Overflows, "read_into wrote outside the array of 'y'"),
+        (Shares, "differs if read from 4 threads"),
+        (functools.partial(ForgetsInPickle, 3), "'y' of sample 0 differs if read from a pickled copy"),
+        (ClosesForGood, "closed"),
+        (broken(read_random=by_place), "'y' of sample .* differs if read at random with the same keys"),
+        (broken(chunks=StorageLayout((ChunkRun(200, 16),))), r"chunks\.runs hold 200 samples of 300"),
+        (broken(chunks=TWICE), r"chunks\.order is not a permutation"),
+        (broken(parts=(Part("a", "/", "a", 3),)), "parts hold 3 samples of 300"),
+        (broken(column=lambda self, name: np.arange(ROWS)), "'y' of sample .* differs if read as a column"),
+        (broken(locate=lambda self, ids: [Squares().locate([0])[0] for _ in ids]), "locate accepted sample"),
+        (broken(spec=TEXT), "y has dtype .*U5.*, which no tensor can have"),
+        (broken(spec=Squares().read_into), "spec is a method; write @property above it"),
+        (object, "object does not inherit from lit_async_data.Source"),
         (broken(__len__=lambda self: 9.0), "__len__ returns a whole number; here it raised TypeError: "),
-        (broken(read_into=replaces), "read_into replaced out['x']; fill the arrays"),
-        (
-            broken(read_into=failing(NO_ROW, lambda samples, out: 299 in samples)),
-            "read_into reads sample 299; here it raised ValueError: no such row",
-        ),
-        (
-            broken(read_into=failing(NO_ROW, lambda samples, out: len(samples) > 1)),
-            "read_into reads 50 samples together, not only each alone; here it raised ValueError",
-        ),
-        (
-            broken(column=failing(KeyError("y"))),
-            "locate, chunks, parts, places, fingerprint, ids and column describe all samples; here it raised Key",
-        ),
-        (
-            broken(__reduce_ex__=failing(TypeError("cannot pickle"))),
-            "a source can be pickled, without the connections and open files that it opens again; here it r",
-        ),
+        (broken(read_into=replaces), r"read_into replaced out\['x'\]; fill the arrays"),
+        (broken(read_into=NO_ROW), "read_into reads sample 299; here it raised ValueError: no such row"),
+        (broken(column=failing(KeyError("y"))), "locate, chunks, .* describe all samples; here it raised Key"),
+        (broken(__reduce_ex__=failing(TypeError("no"))), "a source can be pickled, .*; here it raised TypeError"),
         (broken(name=property(failing(OSError("gone")))), "spec and name are properties that raise nothing; here it"),
-        (broken(close=failing(OSError("closed"))), "close can be called twice; here it raised OSError: closed"),
     ],
 )
-def test_an_error_of_the_source_names_the_promise_and_the_sample(kind, said):
-    with pytest.raises(AssertionError, match=re.escape(said)) as caught:
+def test_a_broken_promise_is_named_with_the_sample(kind, said):
+    with pytest.raises(AssertionError, match=said):
         check_contract(kind())
-    assert "replaced" in said or caught.value.__cause__ is not None

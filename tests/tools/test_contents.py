@@ -1,8 +1,10 @@
 """Datasets are described as sources read them; the report is the one that docs/tools/inspect.md describes."""
 
 import dataclasses
+import io
 import json
 import re
+import time
 from pathlib import Path
 
 import h5py
@@ -14,8 +16,9 @@ from support.lines import only
 from lit_async_data import HDF5Source
 from lit_async_data.__main__ import main
 from lit_async_data.tools.call import Call
-from lit_async_data.tools.contents import SHOWN, ColumnReport, Report, Suggestion, has_word, of_training
-from lit_async_data.tools.inspect import LABELS, hdf5_report
+from lit_async_data.tools.contents import SHOWN, ColumnReport, Report, Suggestion
+from lit_async_data.tools.inspect import hdf5_report
+from lit_async_data.tools.terminal import indented, progress_bar, section, table
 
 PAGE = (Path(__file__).parents[2] / "docs/tools/inspect.md").read_text()
 
@@ -33,53 +36,28 @@ def test_a_dataset_is_read_as_a_source_of_it_alone_would_read_it():
     assert set(readable.values()) == {"copied", "decoded", "locked"}
     why = {each.name: each.why for each in report.datasets}
     assert why["contiguous"] == ""
-    shared = "2 samples share a chunk and are decoded together; the chunk shuffle decodes them once per epoch"
-    assert why["gzip"] == shared
-    assert why["gzip_split"].startswith("each sample is spread over 4 chunks")
+    assert why["gzip"].startswith("2 samples share a chunk and are decoded together; the chunk shuffle decodes them ")
     assert why["scale_offset"].startswith("it has filters that only libhdf5 decodes; pack ")
     assert why["single"].startswith("holds a single value; ")
     assert why["soft"].startswith("is a broken link")
-    assert "values of variable length that cannot be read, since none was ever written; " in why["lengths"]
     assert "holds no samples" in why["empty"]
     gzip = next(each for each in report.datasets if each.name == "gzip")
     assert (gzip.chunks, gzip.filters) == ((2, 8, 6), ("shuffle", "gzip 4"))
     assert gzip.stored_bytes < gzip.bytes == 12 * 8 * 6 * 8
 
 
-def test_datasets_that_cannot_be_read_are_counted():
-    examples.datasets("x.h5", {f"runs/{number}": h5py.SoftLink("/lost") for number in range(9)})
-    with h5py.File("x.h5", "a") as file:
-        file.create_dataset(b"s\xe9", data=[1]), file.create_group(b"g\xe9")
-    assert [each.type for each in hdf5_report(["x.h5"]).datasets] == ["int64", "9 datasets"]
-
-
-def test_what_is_wrong_in_a_group_is_said_of_the_dataset_and_the_row():
-    examples.datasets("x.h5", {"r/values": np.arange(9.0), "r/offsets": [0, 5, 3, 9]})
-    (group,) = hdf5_report(["x.h5"]).datasets
-    assert group.why.startswith("r/offsets, row 1: 5 to 3 of 9 elements; ")
-
-
 def test_a_group_with_parts_that_cannot_be_read_says_why_and_others_are_shown():
     datasets = {"r/values": h5py.SoftLink("/lost"), "r/offsets": [0, 5], "g/values/a": [0.0], "g/offsets": [0, 4]}
     datasets |= {"e/values": h5py.Empty("f8"), "e/offsets": [0, 2], "m/data": [1.0], "y": np.arange(3)}
+    datasets |= {"w/values": np.arange(9.0), "w/offsets": [0, 5, 3, 9]}
     examples.datasets("x.h5", datasets)
     with h5py.File("x.h5", "a") as file:
         file["m"].attrs.update({"encoding-type": "csr_matrix", "shape": "2 x 3"})
     report = {each.name: each.why for each in hdf5_report(["x.h5"]).datasets}
     starts = {"r": "r/values: is a broken link", "g": "g/values: ", "e": "e/values: holds no ", "m": "cannot be read: "}
+    starts["w"] = "w/offsets, row 1: 5 to 3 of 9 elements; "
     assert all(report.pop(name).startswith(said) for name, said in starts.items())
     assert report == {"g/values/a": "", "y": ""}
-
-
-def test_a_word_of_the_last_component_counts():
-    names = ["y_train", "testLabels_1", "CLASS", "obs/cell.class", "labels/x", "glasses"]
-    assert [name for name in names if has_word(name, LABELS)] == names[:4]
-
-
-def test_other_stages_go_if_one_is_of_training():
-    assert of_training(["X_train", "X_test", "z"]) == ["X_train", "z"]
-    assert of_training(["train/a", "train/test"]) == ["train/a", "train/test"]
-    assert of_training(["a/val/x", "b/val/x"]) == ["a/val/x", "b/val/x"]
 
 
 @pytest.mark.parametrize("damaged", [False, True])
@@ -108,16 +86,6 @@ def test_the_first_sample_may_be_empty():
     assert signals.batch["x"] == {"dtype": "float32", "shape": (9, 3)}
 
 
-def test_a_pipe_gets_every_name_whole_and_no_colour(capsys):
-    name = "a_dataset_with_a_name_that_no_terminal_is_wide_enough_for/" * 4 + "images"
-    examples.datasets("x.h5", {name: np.zeros((20, 8, 8, 3), "u1"), "labels": np.arange(20) % 2})
-    assert main(["inspect", "x.h5"]) == 0
-    said = capsys.readouterr().out
-    assert sum(name in line for line in said.splitlines()) >= 3  # table, Python, command line
-    assert "\x1b" not in said
-    assert not re.search(r"[ \t]\n", said)
-
-
 def test_json_tells_what_the_report_does(capsys):
     examples.images("x.h5", 8)
     assert main(["inspect", "x.h5", "--json"]) == 0
@@ -142,3 +110,24 @@ def test_the_document_shows_what_is_printed(capsys):
         return re.sub(r"[\d.]+ [KM]?i?B|[\s─]+", " ", text).split()
 
     assert plain(shown) == plain(capsys.readouterr().out)
+
+
+def test_each_step_has_a_bar_of_its_own_which_is_cleared():
+    stream = io.StringIO()
+    stream.isatty = lambda: True
+    with progress_bar(stream) as show:
+        for step in ("packing", "comparing"):
+            show(step, 0, 10 * 2**30)
+            time.sleep(0.11)
+            show(step, 4 * 2**30, 10 * 2**30)
+    assert all(f"{step}:  40%" in stream.getvalue() for step in ("packing", "comparing"))
+    assert stream.getvalue().endswith(" \r")
+
+
+def test_lines_stand_in_columns_and_in_sections():
+    assert table([("name", "rows"), ("x", "10"), ("label", "")]) == ["name    rows", "─" * 12, "x       10", "label"]
+    assert table([("name", "rows")]) == section("Notes", []) == indented([]) == []
+    lines = [str(number) for number in range(14)]
+    assert section("Notes", lines[:13])[2:] == [f" · {line}" for line in lines[:13]]
+    assert section("Notes", lines)[:3] + section("Notes", lines)[-2:] == ["", "Notes", " · 0", " · 11", " · and 2 more"]
+    assert indented(["a = 1"]) == ["", "  a = 1"]

@@ -1,6 +1,5 @@
 """`doctor`: it measures what loaders do and chooses a setting; every line that it prints can be used."""
 
-import contextlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ import pytest
 from PIL import Image
 from support.files import examples
 
-from lit_async_data import AsyncLoader, HDF5Source, LoaderOptions
+from lit_async_data import AsyncLoader, LoaderOptions
 from lit_async_data.__main__ import main
 from lit_async_data.testing import ArraySource
 from lit_async_data.tools import doctor
@@ -61,7 +60,6 @@ def test_a_report_in_words(capsys, monkeypatch):
     [
         (["absent.h5"], "absent.h5"),
         (["scan.h5", "--seconds", "0"], "seconds: 0.0 is not from 0.05 to 600"),
-        (["scan.h5", "--batch-size", "0"], "batch_size: 0 is not a whole number from 1 on"),
         (["numbers.h5"], "nothing in numbers.h5 looks like samples; python -m lit_async_data inspect numbers.h5 says"),
     ],
 )
@@ -107,24 +105,6 @@ def test_the_first_batch_of_every_reader_is_left_out(workers):
     assert loader.stats().batches == workers + 12  # epoch after epoch
     with pytest.raises(Exception, match="closed"):
         next(loader)
-
-
-@pytest.mark.processes
-@pytest.mark.usefixtures("ticking")
-def test_a_batch_that_is_read_here_while_a_process_starts_is_left_out_too():
-    examples.images("scan.h5")
-    with contextlib.closing(HDF5Source("scan.h5", {"x": "images"})) as source:
-        loader = AsyncLoader(source, LoaderOptions(batch_size=4, workers=1, worker_kind="process"))
-        assert measured(loader, 12.0).samples_per_s == 4.0
-        assert loader.stats().batches == 1 + 1 + 12
-
-
-def test_a_setting_that_other_load_slowed_once_keeps_its_rate(monkeypatch):
-    rates = iter([1.0, *[20.0, 900.0] * 9])  # of the first look, then two of each setting
-    monkeypatch.setattr(doctor, "measured", lambda *_: trial(rate=next(rates)))
-    monkeypatch.setattr(doctor, "_settings", lambda *_: [LoaderOptions(batch_size=4, shuffle="global", workers=1)] * 2)
-    report = doctor.examination(ArraySource({"x": np.zeros(40)}), LoaderOptions(batch_size=4), 1.0)
-    assert [each.samples_per_s for each in report["trials"]] == [900.0, 900.0]
 
 
 def trial(shuffle="global", workers=1, rate=100.0, *, amplification=1.0):

@@ -22,7 +22,6 @@ from support.sources.oracle import read
 from lit_async_data import HDF5Source, ManifestSource
 from lit_async_data.__main__ import main
 from lit_async_data.errors import AsyncDataError
-from lit_async_data.tools import inspect
 from lit_async_data.tools.inspect import hdf5_report, layout_of, report_on, table_report
 
 
@@ -51,15 +50,12 @@ def test_a_path_with_everything_that_shells_hydra_and_patterns_treat_specially()
 def test_wrong_input_ends_with_one_line_and_status_2(capsys):
     examples.images("x.h5", 8)
     Path("text.h5").write_text("no")
-    Path("short.h5").write_bytes(Path("x.h5").read_bytes()[:2000])
     Path("empty").mkdir()
     Path("sheet.xlsx").write_bytes(b"")
     for arguments, said in {
         "missing.h5": "missing.h5: no such file",
-        "missing.csv": "o such file",
         "*.nope": "*.nope: matches no file",
         "text.h5": "text.h5: is not an HDF5 file",
-        "short.h5": "short.h5: is damaged or cut short; copy it again",
         "empty": "empty has no folders; it needs one for each class",
         "sheet.xlsx": "pandas.read_excel('sheet.xlsx')",
         "x.h5 --image-size 8": "image-size: describes what --check-all reads; add",
@@ -69,14 +65,6 @@ def test_wrong_input_ends_with_one_line_and_status_2(capsys):
         assert not told.out
         assert re.fullmatch(r"error: [^\n]+\n", told.err)
         assert said in told.err
-
-
-def test_a_file_of_more_datasets_than_are_looked_at_says_so(monkeypatch):
-    monkeypatch.setattr(inspect, "MOST_DATASETS", 1)
-    examples.images("a.h5", 8)
-    report = hdf5_report(["a.h5"])
-    assert len(report.datasets) == 1
-    assert report.notes[-1] == "no more than the first 1 datasets are looked at"
 
 
 @pytest.mark.parametrize("labels", [False, True])
@@ -125,6 +113,11 @@ OPAQUE = {f"s{n}/{k}": np.arange(9) if k == "y" else np.void(examples.JPEG.tobyt
 EPISODES = {f"data/demo_{number}/actions": np.zeros((20 + number, 7), "f4") for number in (1, 2, 10)}
 EPISODES |= {f"data/demo_{number}/obs/rgb": np.zeros((20 + number, 24, 24, 3), "u1") for number in (1, 2, 10)}
 EPISODES["mask/train"] = [b"demo_1"]
+EVENTS = {"onset": [10, 500, 1700], "label": [0, 1, 0]}
+MINARI = {f"e_{n}/observations": np.zeros((n + 1, 8), "f4") for n in (10, 30, 5)}
+MINARI |= {f"e_{n}/actions": np.zeros((n, 2), "f4") for n in (10, 30, 5)}
+WAVE = {"wave": np.zeros(5000, "f4"), "times": np.arange(5000) / 250}
+WAVE["events"] = np.array([(100, 1), (900, 0)], [("onset", "i8"), ("type", "i8")])
 IMAGES, ROWS, COUNT = np.zeros((40, 28, 28), "u1"), np.zeros((40, 9), "f4"), np.arange(40)
 RAGGED = {"values": np.arange(900.0), "offsets": np.arange(31) * 30}
 STAGES = {f"X_{stage}": np.zeros((count, 1, 9, 9), "u1") for stage, count in (("train", 30), ("test", 12))}
@@ -133,14 +126,12 @@ UNLABELLED = {f"a/{n}.x": IMAGES[n] for n in range(12)} | {f"labels/{n}": n for 
 # What writes a file; what the one suggestion says, None if there is none; what a note says; what is said nowhere.
 MEANT = [
     ({"x": IMAGES, "index": COUNT, "counter": COUNT, "valid": COUNT >= 0}, '{"x": "x"}', "", "index"),
-    ({"x": ROWS, "y": np.append(np.arange(39), np.nan)}, '{"x": "x", "y": "y"}', "float64", ""),
     ({"x": ROWS, "y": np.eye(10)[np.arange(40) % 10]}, '{"x": "x", "y": "y"}', "float64", ""),
     (EPISODES, '{"x": "obs/rgb", "y": "actions"}, group="data/demo_*", layout={"x": "NHWC"})', "", "mask"),
     (examples.anndata, '"y": "obs/cell_type"', "", ""),
     (examples.matlab, '"y": {"name": "y", "column": 0}}, layout={"x": "CHWN"})', "", ""),
     (examples.images, '{"x": "images", "y": "labels"}, layout={"x": "NHWC"})', 'ToFloat("x") makes float32', "patient"),
     (lambda x: examples.anndata(x, missing=True), '"y": {"name": "obs/cell_type", "null": "drop"}', "left out", ""),
-    (examples.masks, '{"x": "volume", "y": "mask"}', "", ""),
     (STAGES, '{"x": "X_train", "y": "y_train"}', "", "test"),
     (examples.of_pandas, None, "pandas.read_hdf(", "axis1"),
     ({**RAGGED, "label": np.arange(30) % 3}, '{"x": ".", "y": "label"}', "", "window"),
@@ -153,26 +144,23 @@ MEANT = [
     ),
     (lambda path: examples.grid(path, "time", "lat", "lon"), '{"x": "v"}', "", "level"),
     (examples.netcdf, '{"x": {"name": "t2m", "mask_and_scale": True}}', "", "lat"),
-    (lambda path: examples.grid(path, "lat", "lon"), None, "no dataset looks like samples", ""),
     (examples.one_each, '"y": "label"}, group="*", sample="group", layout={"x": "HWC"})', "", "0 samples"),
     (lambda path: examples.one_each(path, label=None), '{"x": "image", "y": {"attr": "label"}}', "", "0 samples"),
     (MOLECULES, '{"x": "pos", "y": "target"}, group="mol_*", sample="group")', "batch_by=x", "0 samples"),
     (lambda x: examples.one_each(x, "v{}", "", compression="gzip"), "v*", "10 datasets compressed: each sample", ""),
     (NAMED, '{"x": "img_*"}, sample="dataset", layout={"x": "HWC"})', "uint8, 10 datasets", ""),
-    (lambda path: examples.one_each(path, "a/{}.x", "labels/{}"), '{"x": "a/*.x", "y": "labels/*"}, sam', "", ""),
     (UNLABELLED, '{"x": "a/*.x", "y": "labels/*"}, sam', "", ""),
     ({f"s{n}/{k}": n if k == "y" else examples.JPEG for n in (1, 2) for k in "ay"}, '"y": "y"}, g', "BGR", ""),
-    ({f"s{n}/a": examples.JPEG for n in (1, 2)}, '"image_size": [8, 9]}}, group="s*", sample="group")', "BGR", ""),
     ({f"a/{n}": (examples.JPEG, PNG)[n % 2] for n in range(4)}, '"name": "a", "decode": "image"', "4 datasets", ""),
     (OPAQUE, '"image_size": [8, 9]}}, group="s*", sample="group")', "BGR", ""),
     (lambda x: examples.one_each(x, "a/{}", None, values=examples.JPEG), '[8, 9]}, "y": {"attr": "label"}}', "BGR", ""),
     ({f"d/{n // 9}/f/{n % 9}": IMAGES[n] for n in range(18)}, None, "9 datasets has no dataset 'd/0/f/*'", ""),
-    ({"img_1": IMAGES[0], "img_2": IMAGES[1], "img_3": IMAGES[2]}, None, "with a * for what differs", ""),
-    ({f"x{n}": np.arange(40.0) for n in range(9)}, None, "no dataset looks like samples", "dataset="),
     ({"cube": np.zeros((80, 80, 50), "u2"), "gt": np.zeros((80, 80), "u1")}, None, "(80, 80, 50) may be one", ""),
-    ({"x": np.zeros((0, 8)), "a/b": "text"}, None, "no dataset looks like samples", ""),
     ({"image": np.zeros((32, 32, 3), "u1")}, None, "image of shape (32, 32, 3) may be one sample: ", ""),
     ({"run_info/y": COUNT, **{f"run_{n}/x": np.zeros((9, 4)) for n in (1, 2)}}, 'group="run_[0-9]*"', "", ""),
+    ({"eeg": np.zeros((64, 2000), "f4"), **EVENTS}, '"window": [0, 256]}, "y": {"name": "label"', "", ""),
+    (MINARI, '{"x": {"name": "observations", "per": "edge"}, "y": "actions"}', 'groups="group"', ""),
+    (WAVE, '{"x": {"name": "wave", "window": [0, 256]}, "y": {"name": "events.type", "per": "anchor"}', "", "times"),
     ({"events/table": np.zeros(9, [("energy", "f4"), ("class", "i4")])}, None, "no dataset looks like samples", ""),
 ]
 
@@ -246,36 +234,15 @@ def test_a_table_of_images(folder, suffix, sizes):
     check(suggestion)
 
 
-def test_paths_may_start_from_the_current_folder(folder):
+@pytest.mark.parametrize(("table", "root"), [("tables/t.csv", "."), ("tables/t.csv", "/"), ("photos/t.csv", "/")])
+def test_paths_may_start_from_the_current_folder_or_the_root_of_the_file_system(folder, table, root):
     examples.class_folders("photos", 1)
     Path("tables").mkdir()
-    Path("tables/t.csv").write_text("file,species\n" + "photos/auk/0.png,auk\nphotos/owl/1.png,owl\n" * 20)
-    suggestion = only(table_report("tables/t.csv"))
-    assert suggestion.call.options["root"] == "."
-    check(suggestion)
-
-
-def test_paths_that_lead_nowhere_are_named(folder):
-    Path("t.csv").write_text("file,species\n" + "a.png,auk\nb.png,owl\n" * 20)
-    report = table_report("t.csv")
-    assert not report.suggestions
-    assert f"{folder}/a.png: no such file" in report.notes[0]
-
-
-@pytest.mark.parametrize("table", ["tables/birds.csv", "photos/birds.csv"])
-def test_absolute_paths_start_from_the_root_of_the_file_system(folder, table):
-    rows = ["file,species"]
-    for name in ("auk", "owl"):
-        (folder / "photos" / name).mkdir(parents=True)
-        Image.new("RGB", (8, 8)).save(f"photos/{name}/1.png")
-        rows += [f"{folder}/photos/{name}/1.png,{name}"] * 4
-    Path("tables").mkdir()
-    Path(table).write_text("\n".join(rows))
+    start = f"{folder}/" if root == "/" else ""
+    Path(table).write_text("file,species\n" + f"{start}photos/auk/0.png,auk\n{start}photos/owl/1.png,owl\n" * 20)
     report = table_report(table)
-    source = built_by_python(only(report).call.python())
-    assert [source[number]["y"] for number in (0, 7)] == [0, 1]
-    source.close()
-    assert report.columns[0].examples[0].endswith("photos/auk/1.png")
+    assert report.columns[0].examples[0].endswith("photos/auk/0.png")
+    check(only(report))
 
 
 TABLES = [
@@ -306,41 +273,29 @@ def test_what_is_suggested_for_a_table_can_be_meant(rows, suggested, noted):
     check_said(table_report("t.csv"), suggested, noted)
 
 
-@pytest.mark.parametrize(
-    ("shape", "axis", "layout"),
-    [
-        ((1000, 64, 48, 3), 0, "NHWC"),
-        ((1000, 8, 9, 4), 0, "NHWC"),
-        ((1000, 3, 64, 48), 0, "NCHW"),
-        ((1000, 28, 28), 0, None),
-        ((64, 48, 3, 1000), 3, "HWCN"),
-        ((500, 5000, 12), 0, "NWC"),
-    ],
-)
+IN_LAYOUTS = [((1000, 64, 48, 3), 0, "NHWC"), ((1000, 3, 64, 48), 0, "NCHW"), ((64, 48, 3, 1000), 3, "HWCN")]
+IN_LAYOUTS += [((1000, 28, 28), 0, None), ((500, 5000, 12), 0, "NWC")]
+
+
+@pytest.mark.parametrize(("shape", "axis", "layout"), IN_LAYOUTS)
 def test_a_short_axis_holds_the_channels(shape, axis, layout):
     assert layout_of(shape, axis) == layout
 
 
-def slices(count=4, **datasets):
-    for number in range(count):
-        examples.datasets(f"slice_{number}.h5", datasets | {"patient": np.full(5, 100 + number)})
-
-
-@pytest.mark.parametrize("shape", [(24, 24, 4), (20, 24, 4), (20, 24)])
+@pytest.mark.parametrize("shape", [(24, 24, 4), (20, 24)])
 def test_a_file_per_slice_has_its_mask(shape):
-    slices(image=np.zeros(shape), mask=np.zeros((*shape[:2], 3), "u1"))
+    for number in range(4):
+        examples.datasets(f"slice_{number}.h5", {"image": np.zeros(shape), "mask": np.zeros((*shape[:2], 3), "u1")})
     suggestion = only(hdf5_report(["slice_*.h5"]))
     assert '{"x": "image", "y": "mask"}, sample="group"' in suggestion.call.python()
     check(suggestion)
 
 
-@pytest.mark.parametrize("keep_parts", [False, True])
+@pytest.mark.parametrize("keep_parts", [[], ["--keep-parts"]])
 def test_all_fields_of_a_packed_file_are_suggested(keep_parts):
-    datasets = {"dose": np.arange(5.0), "image": np.zeros((5, 8, 9, 3), "u1"), "weights": np.ones(5)}
-    slices(2, **datasets)
+    scans(dose=np.zeros((4, 5)), weights=np.ones((4, 5)))
     fields = ["picture=image", "dose=dose", "weights=weights"]
-    parts = ["--keep-parts"] * keep_parts
-    assert main(["pack", *("slice_0.h5", "slice_1.h5"), "--fields", *fields, "-o", "packed.h5", *parts]) == 0
+    assert main(["pack", "scan_0.h5", "scan_1.h5", "--fields", *fields, "-o", "packed.h5", *keep_parts]) == 0
     suggestion = hdf5_report(["packed.h5"]).suggestions[0]
     assert suggestion.call.fields == {each: each for each in ("dose", "picture", "weights")}
     assert check(suggestion)["picture"].shape[1:] == (3, 8, 9)
@@ -363,20 +318,6 @@ def groups():
     examples.datasets("study.h5", {f"eeg/rat_{n}/x": np.zeros((9, 4)) for n in range(4)})
 
 
-def datasets():
-    examples.datasets("study.h5", {f"images/{n}.x": np.zeros((9, 8, 3), "u1") for n in range(10)})
-
-
-def matlab():
-    examples.datasets("study.h5", {"X": np.zeros((4, 3, 8, 8)), "subject": np.arange(4.0)[None] + 70})
-
-
-def packed():
-    scans(patient=np.repeat(np.arange(70, 74), 5).reshape(4, 5))
-    files = [f"scan_{n}.h5" for n in range(4)]
-    assert main(["pack", *files, "--fields", "x=image", "--columns", "patient", "-o", "study.h5"]) == 0
-
-
 def attributes():
     groups()
     with h5py.File("study.h5", "a") as file:
@@ -390,21 +331,13 @@ OF_ROWS = np.repeat(IDS, 5).reshape(4, 5)
 JOINED = [
     (scans, "scan_*.h5", "scan", [f"scan_{n}" for n in range(6)], "file"),
     (scans, "scan_*.h5", "file", [f"scan_{n}.h5" for n in range(4)], "file"),
-    (scans, "scan_*.h5", "Name (of: it)", [f"scan_{n}.h5" for n in range(4)], "file"),
     (lambda: scans(mask=np.zeros((4, 5, 8, 9, 3), "u1")), "scan_*.h5", "file", [f"scan_{n}" for n in range(4)], "file"),
     (by_folder, "**/*.h5", "path", [f"p{n}/scan.h5" for n in range(4)], "file"),
     (groups, "study.h5", "rat number", RATS, "group"),
-    (groups, "study.h5", "group", [f"/eeg/{name}" for name in RATS], "group"),
-    (datasets, "study.h5", "name", [f"{n}.x" for n in range(10)], "group"),
-    (lambda: scans(patient=OF_ROWS), "scan_*.h5", "patient", IDS, "patient"),
     (lambda: scans(patient=OF_ROWS), "scan_*.h5", "patient", list(map(str, IDS)), "patient"),
-    (lambda: scans(subject=OF_ROWS), "scan_*.h5", "PatientID", [*IDS, 1, 2], "subject"),
     (lambda: scans(subject=OF_ROWS.astype("S")), "scan_*.h5", "PatientID", [*IDS, *range(40)], "subject"),
     (lambda: scans(**{"meta/patient": OF_ROWS}), "scan_*.h5", "patient", IDS, "meta/patient"),
-    (matlab, "study.h5", "id", IDS, "subject"),
-    (attributes, "study.h5", "patient", IDS, {"attr": "patient"}),
     (attributes, "study.h5", "patient", list(map(str, IDS)), {"attr": "patient"}),
-    (packed, "study.h5", "patient", IDS, "patient"),
 ]
 
 
@@ -424,7 +357,7 @@ def test_the_column_of_a_table_that_names_files_groups_or_ids_gives_their_labels
     assert "unmatched" not in suggestion.call.options
     assert "y" not in suggestion.call.options.get("layout", {})  # not that of a mask
     assert "y has 2 classes: a, b" in suggestion.notes
-    assert any(note.startswith("split(") for note in suggestion.notes) == (write is not datasets)
+    assert any(note.startswith("split(") for note in suggestion.notes)
     assert not report.notes
     assert [each.name for each in report.columns] == ["score", column, "diagnosis"]
     assert check(suggestion)["y"][0] == 0
@@ -433,13 +366,10 @@ def test_the_column_of_a_table_that_names_files_groups_or_ids_gives_their_labels
 @pytest.mark.parametrize(
     ("column", "values"),
     [
-        ("age", [30, 30, 41, 52]),  # one row for each is needed
         ("id", [70, 71, 72, None]),
         ("count", range(200)),  # most numbers are in it
         ("row", range(8)),  # labels are no ids
-        ("onset", [0.5, 1.5, 2.5, 3.5]),
         ("Prüfling", [f"scan_{n}" for n in range(4)]),  # no key for Hydra
-        ("label", ["auk", "owl", "jay", "kea"]),
     ],
 )
 def test_a_table_without_a_column_that_fits_is_named(column, values):
@@ -487,9 +417,6 @@ def test_columns_that_fit_as_well_and_other_labels_are_named():
     assert suggestion.call.options["on"] == {"scan": "file"}
     assert f"index of {table} fits, too: check that scan is the column for on=" in suggestion.notes
     assert f"{table} has other labels: sex" in suggestion.notes
-    scans(patient=OF_ROWS)
-    suggestion = only(report_on(["scan_*.h5", tabled("scan", [f"scan_{n}" for n in range(4)], patient=IDS)]))
-    assert suggestion.call.options["on"] == "patient"  # the same name is surer
 
 
 def test_a_label_that_the_files_have_too_is_not_taken():
@@ -498,9 +425,6 @@ def test_a_label_that_the_files_have_too_is_not_taken():
     suggestion = only(report_on(["scan_*.h5", tabled("file", files, label=[1, 0, 1, 0])]))
     assert (suggestion.call.fields["y"], suggestion.call.options["on"]) == ("diagnosis", "file")
     check(suggestion)
-    report = report_on(["scan_*.h5", tabled("file", files, label=[1, 0, 1, 0], diagnosis=["auk", "owl", "jay", "kea"])])
-    assert "on" not in only(report).call.options
-    assert "'label' is a dataset, and a column of" in report.notes[0]
 
 
 def test_an_attribute_of_another_name_is_given_with_an_at_sign(capsys):
@@ -528,47 +452,28 @@ def test_commands_find_the_column_for_fields_that_are_given(typed, capsys):
     assert main(["inspect", "--check-all", *files, *typed]) == 0
 
 
-D = decimal.Decimal
-WHEN = dt.date(2026, 1, 2)
-ARROW = [(kind, [1, 2, 3]) for kind in (pa.int8(), pa.uint16(), pa.int64(), pa.uint64(), pa.float32(), pa.float64())]
-WITH_GAPS = pa.int32(), pa.float64(), pa.timestamp("us"), pa.time64("us"), pa.duration("s")
-OF_TEXT = pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int8(), pa.string())
-EMPTY = pa.null(), pa.string(), pa.int64(), pa.float32(), pa.binary(), pa.list_(pa.string())
-ARROW += [(kind, [1, None, 3]) for kind in WITH_GAPS]
-ARROW += [(kind, ["b", "a", None]) for kind in OF_TEXT]
-ARROW += [(kind, [None] * 3) for kind in EMPTY]
-ARROW += [(pa.list_(kind), [[1, 2], None, [3, 4]]) for kind in (pa.int64(), pa.float32(), pa.uint8())]
+ARROW = [(kind, [1, None, 3]) for kind in (pa.int32(), pa.uint64(), pa.float64(), pa.timestamp("us"), pa.duration("s"))]
+ARROW += [(kind, ["b", "a", None]) for kind in (pa.string(), pa.binary(), pa.dictionary(pa.int8(), pa.string()))]
+ARROW += [(kind, [None] * 3) for kind in (pa.null(), pa.string(), pa.float32(), pa.list_(pa.string()))]
+ARROW += [(pa.list_(kind), [[1, 2], None, [3, 4]]) for kind in (pa.int64(), pa.float32())]
 ARROW += [(pa.list_(pa.string()), each) for each in ([["blue"], [], ["red", "blue"]], [["a.png"], ["b.png"], None])]
+ARROW += [(pa.struct({"bytes": pa.binary()}), [{"bytes": each}] * 3) for each in (b"no image", examples.JPEG.tobytes())]
+ARROW += [(pa.string(), [name] * 3) for name in ("a.png", "a.npy", "a.txt", "s3://a")]
 ARROW += [
-    (pa.uint64(), [2**63, 1, 2]),
-    (pa.float16(), np.array([1, 2, 3], "f2")),
-    (pa.float64(), [float("nan"), 1, 2]),
     (pa.bool_(), [True, False, True]),
-    (pa.date32(), [WHEN] * 3),
-    (pa.date64(), [WHEN] * 3),
-    (pa.decimal128(9, 2), [D("1.25"), D(2), D(3)]),
-    (pa.decimal256(40, 0), [D(1), D(2), None]),
-    (pa.string(), ["1", "2", "3"]),
+    (pa.date32(), [dt.date(2026, 1, 2)] * 3),
+    (pa.decimal128(9, 2), [decimal.Decimal("1.25"), decimal.Decimal(2), None]),
     (pa.string(), ["1,5", "2", "3"]),
     (pa.string(), ["[1, 2]", "[2]", "[]"]),
-    (pa.string(), ["s3://a", "s3://b", "s3://c"]),
-    (pa.binary(4), [b"abcd"] * 3),
-    (pa.list_(pa.int64(), 2), [[1, 2]] * 3),
     (pa.list_(pa.int64()), [[1], [1, 2], []]),
-    (pa.list_(pa.list_(pa.int64())), [[[1]], [[2]], [[3]]]),
-    (pa.list_(pa.date32()), [[WHEN]] * 3),
-    (pa.struct({"a": pa.int64()}), [{"a": 1}] * 3),
-    (pa.struct({"bytes": pa.binary(), "path": pa.string()}), [{"bytes": b"no image", "path": "a"}] * 3),
-    (pa.struct({"bytes": pa.binary(), "path": pa.string()}), [{"bytes": examples.JPEG.tobytes(), "path": "a"}] * 3),
     (pa.map_(pa.string(), pa.int64()), [[("a", 1)]] * 3),
-    *((pa.string(), [f"a.{suffix}"] * 3) for suffix in ("png", "npy", "npz", "wav", "txt")),
 ]
 
 
 @pytest.mark.parametrize(("kind", "values"), ARROW, ids=lambda given: str(given)[:40])
 def test_a_column_is_what_a_table_source_makes_of_it(kind, values):
     Image.new("RGB", (8, 8)).save("a.png")
-    np.save("a.npy", np.zeros(3)), np.savez("a.npz", x=1), Path("a.wav").write_bytes(b"RIFF....WAVEfmt ")
+    np.save("a.npy", np.zeros(3))
     parquet.write_table(pa.table({"c": pa.array(values, kind), "other": [0, 1, 2]}), "t.parquet")
     column = table_report("t.parquet").columns[0]
     dropped = 0 < column.missing < 3

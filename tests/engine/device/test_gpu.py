@@ -193,19 +193,13 @@ def profiled(contender, step, machine):
     return events
 
 
-def test_copies_run_beside_kernels_and_come_from_pinned_memory(step, machine):
-    contender, *_ = contenders(8, measures.SETTLE + 10, 0.0)
+@pytest.mark.parametrize("ahead", [True, False])
+def test_copies_that_are_made_ahead_run_beside_kernels_and_come_from_pinned_memory(ahead, step, machine):
+    contender = next(each for each in contenders(8, measures.SETTLE + 10, 0.0) if (each.depth != 0) is ahead)
     events = profiled(contender, step, machine)
     if machine.real:
-        assert measures.beside(events) > 0.5
-        assert {event["name"] for event in measures.copies(events)} == {"Memcpy HtoD (Pinned -> Device)"}
-
-
-def test_with_nothing_copied_ahead_they_do_not(step, machine):
-    contender = next(contender for contender in contenders(8, measures.SETTLE + 10, 0.0) if contender.depth == 0)
-    events = profiled(contender, step, machine)
-    if machine.real:
-        assert measures.beside(events) < 0.5
+        assert (measures.beside(events) > 0.5) is ahead
+        assert not ahead or {event["name"] for event in measures.copies(events)} == {"Memcpy HtoD (Pinned -> Device)"}
 
 
 def test_pageable_batches_of_other_loaders_are_copied_from_pinned_memory_too(step, machine):
@@ -243,13 +237,7 @@ class Seeing(pl.LightningModule):
 @DEPTHS
 @pytest.mark.parametrize(
     ("precision", "dtype"),
-    [
-        ("32-true", torch.float32),
-        ("16-mixed", torch.float32),
-        ("bf16-mixed", torch.float32),
-        ("bf16-true", torch.bfloat16),
-        ("64-true", torch.float64),
-    ],
+    [("16-mixed", torch.float32), ("bf16-true", torch.bfloat16), ("64-true", torch.float64)],
 )
 def test_batches_are_converted_as_the_precision_says(depth, precision, dtype):
     with lad.AsyncLoader(numbers(SAMPLES), {"batch_size": BATCH, "shuffle": True}, device="cuda") as loader:
@@ -345,21 +333,3 @@ def test_predictions_are_written_as_the_gpu_computed_them(tmp_path):
     assert table["p"].to_pylist() == (np.arange(SAMPLES) + 0.5).tolist()
     with h5py.File(tmp_path / "out/predictions.h5") as file:
         assert (file["mask"][:] == np.arange(SAMPLES)[:, None, None]).all()
-
-
-@pytest.mark.parametrize("shape", [(3, 64, 64), (8,)])
-@pytest.mark.parametrize("reading", ["locked", "copied"])
-def test_batches_arrive_on_a_gpu(shape, reading, machine):
-    numbers = np.arange(300, dtype=np.int64)
-    x = np.broadcast_to(numbers.reshape(-1, *[1] * len(shape)), (300, *shape))
-    source = ArraySource({"x": x, "y": numbers}, chunks=lad.StorageLayout(reading=reading))
-    with lad.AsyncLoader(source, {"batch_size": 32}, device="cuda") as loader:
-        assert (loader.footprint.layout.batches > 1) == (reading == "copied")
-        for _ in range(3):
-            seen = []
-            for batch in loader:
-                torch.cuda._sleep(10**6)
-                assert batch["x"].device.type == machine.device.type
-                assert torch.equal(batch["x"].flatten(1)[:, -1], batch["y"])
-                seen += batch["y"].tolist()
-            assert sorted(seen) == numbers.tolist()

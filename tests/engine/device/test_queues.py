@@ -3,9 +3,11 @@
 That the waits are enough, whatever the streams do in time, is shown in test_waits.py.
 """
 
-import contextlib
+import dataclasses
 import gc
+import pathlib
 import weakref
+from collections import UserDict
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,41 +30,19 @@ from support.device.training_loop import (
 )
 from support.failures import raising
 from support.sources.numbered import loader_of, numbers
-from torch.utils.data import DataLoader
 from waiting.on_device.copy_verifier import TransferError, verified_copies
 from waiting.on_device.fake_streams import FakeStreams
 
-from lit_async_data import prefetched
 from lit_async_data.engine.device import queues
-from lit_async_data.engine.device.queues import InlineQueue
+from lit_async_data.engine.device.queues import InlineQueue, note_all
 from lit_async_data.engine.loader.async_loader import AsyncLoader
 from lit_async_data.engine.pipeline.pipeline import COPYING
-from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed
 from lit_async_data.errors import FormatError, ReadError, TransformError
 from lit_async_data.options import LoaderOptions
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.testing import ArraySource
 
 pytestmark = pytest.mark.usefixtures("however_slow_the_machine_is")
-
-
-def test_the_calls_to_the_device_come_in_the_order_that_the_module_describes():
-    streams = FakeStreams("side")
-    with queue_on(streams, depth=1) as queue:
-        queue.take(BatchIndex(0, 0))
-        assert streams.calls == [
-            ("timed", "compute"),  # asked for
-            ("record", "compute"),  # allocated
-            ("wait", "side"),
-            ("copy", "side"),  # x
-            ("copy", "side"),  # the block of y and z
-            ("record", "side"),  # copied
-            ("record", "side"),  # ready
-            ("wait", "compute"),
-            ("timed", "compute"),  # came
-            ("copy", "compute"),  # y out of the block
-            ("copy", "compute"),  # z out of the block
-        ]
 
 
 def test_destinations_are_allocated_before_the_host_batch_is_there():
@@ -169,28 +149,21 @@ def test_a_device_in_trouble_does_not_keep_the_workers_alive(caplog, monkeypatch
     assert "waiting for copies to the device failed: device-side assert" in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["AsyncLoader", "DataLoader"])
-def test_what_reads_batches_sees_the_inference_mode_of_the_loop(kind, monkeypatch):
+def test_what_reads_batches_sees_the_inference_mode_of_the_loop(monkeypatch):
     """Lightning validates in it: a network that encodes samples would track gradients without it."""
     pretend(monkeypatch, lambda device: FakeStreams("side"))
-    seen = set()
+    seen = []
 
     def noted(batch):
-        seen.add((torch.is_inference_mode_enabled(), torch.is_grad_enabled()))
+        seen.append((torch.is_inference_mode_enabled(), torch.is_grad_enabled()))
         return batch
 
-    with contextlib.ExitStack() as stack:
-        if kind == "AsyncLoader":
-            source, options = ArraySource({"x": np.arange(8.0)}), LoaderOptions(batch_size=4, workers=0)
-            loader = stack.enter_context(AsyncLoader(source, options, batch_transform=noted))
-            assert list(loader.spec) == ["x"]  # calls it, too
-            seen.clear()
-        else:
-            given = DataLoader(torch.arange(8.0), batch_size=4, collate_fn=lambda rows: noted(torch.stack(rows)))
-            loader = stack.enter_context(prefetched(given, device="cpu"))
+    source = ArraySource({"x": np.arange(8.0)})
+    with AsyncLoader(source, LoaderOptions(batch_size=4, workers=0), batch_transform=noted) as loader:
+        assert list(loader.spec) == ["x"]  # calls it, too
         with torch.inference_mode():
             assert len(list(loader)) == 2
-    assert seen == {(True, False)}
+    assert seen[1:] == [(True, False)] * 2
 
 
 def test_nothing_is_copied_while_a_graph_is_recorded():
@@ -290,20 +263,6 @@ def test_a_transform_without_memory_ahead_is_called_again_when_its_batch_is_take
     assert ["device_depth=" in line for line in caplog.messages] == [True]
 
 
-def test_with_nothing_copied_ahead_the_host_still_reads_ahead(monkeypatch):
-    streams = Small("side", 1.5 * X_BYTES)
-    with queue_on(streams) as queue:
-        batch = queue.take(BatchIndex(0, 0))
-        for _ in range(2):
-            queue.prefetch(BatchIndex(0, 1))
-            assert not queue.tickets
-        asked = []
-        monkeypatch.setattr(queue.feed, "prefetch", asked.append)
-        queue.prefetch(BatchIndex(0, 1))
-        assert asked == [BatchIndex(0, 1)]
-        del batch
-
-
 @pytest.mark.parametrize("transforms", [False, True])
 def test_a_batch_that_is_taken_without_memory_is_torchs_error_and_comes_when_there_is_some(transforms):
     streams = Small("side", 0.5 * X_BYTES)
@@ -332,32 +291,6 @@ def test_a_batch_that_waits_for_memory_gives_its_host_memory_back_when_it_is_dro
                 queue.reclaim(block=True)
         queue.close()
         assert queue.feed.pipeline.pool.count(COPYING) == 0
-
-
-@pytest.mark.parametrize("is_late", [False, True])
-@pytest.mark.parametrize(("transforms", "room"), [(False, 2.5), (True, 3.5)])
-def test_a_loader_goes_on_without_memory_ahead_and_says_that_in_one_line(
-    monkeypatch, caplog, transforms, room, is_late
-):
-    if is_late:  # no batch is ready before it is taken: then batches behind it have reserved memory
-        monkeypatch.setattr(IteratorFeed, "poll", lambda self, key: None)
-    streams = Small("compute", room * 100_000)
-    pretend(monkeypatch, lambda device: streams)
-    batches = [{"x": torch.full((100_000,), number, dtype=torch.uint8)} for number in range(7)]
-
-    def increased(batch):
-        return {"x": streams.empty((100_000,), torch.uint8).copy_(batch["x"] + 1)}
-
-    with prefetched(batches, device="cpu", device_transform=increased if transforms else None) as given:
-        for last in (4, 4, 6):  # two passes are broken off
-            for number, batch in enumerate(given):
-                assert batch["x"].eq(number + transforms).all()
-                if number == last:
-                    break
-        assert next(iter(given))["x"].eq(transforms).all()
-        assert given._blocks.has_room
-    assert len([line for line in caplog.messages if "device_depth=" in line]) == 1
-    assert "This is a bug" not in caplog.text
 
 
 def test_a_queue_that_is_closed_while_a_graph_is_recorded_waits_for_its_copies_later():
@@ -390,29 +323,6 @@ def test_batches_are_read_ahead_where_there_is_a_depth(depth, read):
     assert asked == read
 
 
-def test_the_time_of_a_transform_is_known_even_if_it_fails(monkeypatch):
-    clock = SimpleNamespace(now_s=0.0, perf_counter=lambda: clock.now_s)
-    monkeypatch.setattr(queues, "time", clock)
-
-    def took(seconds):
-        clock.now_s += seconds
-        return not seconds
-
-    queue = InlineQueue(SimpleNamespace(lend=lambda key: took(5)), 0, lambda batch, key: 1 / took(0.25))
-    with pytest.raises(ZeroDivisionError):
-        queue.take(BatchIndex(0, 3))
-    assert queue.transform_s == 0.25
-
-
-def test_copy_verification_finds_changes_that_torch_does_not_see():
-    with verified_copies(2), loader_of(numbers(40, 5000), queue_depth=2) as loader:
-        batch = next(loader)
-        batch["x"].numpy()[...] = 7
-        next(loader)
-        with pytest.raises(TransferError, match=r"batch 0 of epoch 0: batch\['x'\] changed while the step had it"):
-            next(loader)
-
-
 @pytest.mark.parametrize(("made", "found"), [(FakeStreams, False), (ComputeNeverWaits, True)])
 def test_copy_verification_finds_a_batch_that_does_not_arrive_and_no_other(monkeypatch, made, found):
     pretend(monkeypatch, lambda device: made("side"))
@@ -422,3 +332,65 @@ def test_copy_verification_finds_a_batch_that_does_not_arrive_and_no_other(monke
                 list(loader)
         else:
             assert len(list(loader)) == 10
+
+
+# -- memory in a batch is found and noted, or the object that hides it is named ----------------------------------------
+
+
+class Hiding:
+    def __init__(self, value):
+        self.value = value
+
+
+class Attributed(torch.Tensor):
+    """A tensor with attributes."""
+
+    def __new__(cls, value):
+        made = torch.zeros(1).as_subclass(cls)
+        made.value = (value,)
+        return made
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    value: object
+    number: int = 3
+
+
+@pytest.mark.parametrize(
+    "outer", [Sample, Attributed, lambda value: {value}, lambda value: {value: 3}, lambda value: UserDict(x=value)]
+)
+def test_tensors_are_found_in_containers_and_in_their_attributes(outer):
+    one, other, noted = torch.ones(2), torch.zeros(2), []
+    batch = [{"x": outer(one), "y": other, "z": [other]}]
+    assert note_all(batch, lambda value: noted.append(value) or True) is None
+    assert sum(value is one for value in noted) == sum(value is other for value in noted) == 1
+
+
+@pytest.mark.parametrize(
+    ("made", "parts"),
+    [
+        (lambda: torch.eye(3).to_sparse(), 2),
+        (lambda: torch.eye(4).to_sparse_bsc((2, 2)), 3),
+        (lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged), 2),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*(nested tensors|Sparse).*:UserWarning")
+def test_tensors_that_torch_notes_nothing_of_are_noted_in_their_parts(made, parts):
+    tensor, noted = made(), []
+
+    def note(value):
+        plain = type(value) is torch.Tensor and value.layout == torch.strided and not value.is_nested
+        noted.append(value) if plain else None
+        return plain
+
+    assert note_all(tensor, note) is None
+    assert len([value for value in noted if value.numel()]) == parts
+
+
+def test_objects_that_hide_memory_are_named_and_values_without_memory_hide_none():
+    for value in (None, pathlib.Path("x"), torch.float32, torch.Generator(), {1, 2}, np.ones(3), int):
+        assert note_all({"x": torch.zeros(1), "y": [value], "z": Sample(value)}, lambda tensor: True) is None
+    for value in (Hiding(3), Hiding(torch.zeros(1)), [Sample(Hiding({}))]):
+        assert note_all({"x": torch.zeros(1), "y": value}, lambda tensor: True) is Hiding
+    assert note_all(torch.zeros(1), lambda tensor: False) is torch.Tensor

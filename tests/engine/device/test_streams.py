@@ -13,12 +13,10 @@ from support.device.training_loop import STEPS, pretend, queue_on
 from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data.engine.device import streams as device_streams
-from lit_async_data.engine.device.queues import StreamQueue
-from lit_async_data.engine.device.streams import DeviceClock, moved
+from lit_async_data.engine.device.streams import moved
 from lit_async_data.engine.loader.async_loader import AsyncLoader
-from lit_async_data.engine.prefetch.iterator_feed import IteratorFeed, Packer, PinnedBufferPool
 from lit_async_data.engine.stats import Wait
-from lit_async_data.errors import ConfigError, ReadError
+from lit_async_data.errors import ConfigError
 from lit_async_data.order.plan import BatchIndex
 from lit_async_data.sources.contract.stage_clock import Work
 from lit_async_data.testing import ArraySource
@@ -139,12 +137,8 @@ def test_objects_are_moved_in_their_own_way():
 
 
 COPY_S, STEP_S = 0.03, 0.05
-# A batch travels in two copies.
-ARRIVES_S = 2 * COPY_S
-
-
-def streams_that_take_time(slow, step_s=STEP_S):
-    return FakeStreams(slow, {"copy": COPY_S, "step": step_s})
+ARRIVES_S = 2 * COPY_S  # a batch travels in two copies
+TAKES_S = {"copy": COPY_S, "step": STEP_S}
 
 
 def epoch(queue, streams, number=0, batches=STEPS):
@@ -156,7 +150,7 @@ def epoch(queue, streams, number=0, batches=STEPS):
 
 @pytest.mark.parametrize(("slow", "waits"), [("side", STEPS), ("compute", 1)])
 def test_only_a_copy_that_compute_has_to_wait_for_is_the_devices_waiting(slow, waits):
-    streams = streams_that_take_time(slow)
+    streams = FakeStreams(slow, TAKES_S)
     with queue_on(streams) as queue:
         epoch(queue, streams)
         streams.synchronize()
@@ -188,61 +182,8 @@ def test_nobody_waits_for_an_event_to_be_read():
     assert not any(blocked)
 
 
-class Timeline:
-    """Host and device beside each other: what is enqueued begins when the device is free, and not before."""
-
-    capturing = False
-
-    def __init__(self):
-        self.host_s = self.device_s = 0.0
-
-    def compute(self):
-        return None
-
-    def launch(self, takes_s):
-        self.device_s = max(self.device_s, self.host_s) + takes_s
-
-    def timed(self, stream):
-        self.launch(0)
-        return self.device_s
-
-    def happened(self, at_s, *, block):
-        assert not block
-        return at_s <= self.host_s
-
-    def elapsed_s(self, begin_s, end_s):
-        return end_s - begin_s
-
-
-@pytest.mark.parametrize(
-    ("read_s", "copy_s", "waited_s"),
-    [
-        (0.0, 0.0, 0.0),
-        (0.5, 0.0, 0.0),  # the host waits while the device computes
-        (1.5, 0.0, 0.5),  # and goes on to wait when the device is through
-        (0.0, 0.25, 0.25),
-        (1.5, 0.25, 0.75),
-    ],
-)
-def test_the_device_waits_from_the_end_of_its_step_until_the_batch_is_there(read_s, copy_s, waited_s):
-    """1. A step of 1 s is enqueued. 2. A batch is asked for; the host waits for a reader. 3. What is left of the copy
-    when the device comes to it holds it up."""
-    device = Timeline()
-    clock = DeviceClock(device)
-    device.launch(1.0)
-    clock.read(asked=True)
-    device.host_s += read_s
-    device.launch(copy_s)
-    clock.came(first=False)
-    if read_s < 1:
-        assert clock.waited == Wait()  # it is too early to know
-    device.host_s = 10
-    assert clock.waited == Wait(1, waited_s, last_s=waited_s)
-
-
 def test_the_first_copy_is_not_timed_as_it_tells_what_a_device_does_once():
-    streams = streams_that_take_time("side")
-    streams._takes_s["copy"] = 1.0
+    streams = FakeStreams("side", TAKES_S | {"copy": 1.0})
     with queue_on(streams) as queue:
         for number in range(4):
             queue.take(BatchIndex(0, number))
@@ -252,32 +193,8 @@ def test_the_first_copy_is_not_timed_as_it_tells_what_a_device_does_once():
             assert copied.copy_s == pytest.approx(ARRIVES_S * (number + 1) if number else 0)
 
 
-class Moving:
-    """Moves itself, by a kernel of a second."""
-
-    def __init__(self, streams):
-        self.streams = streams
-
-    def to(self, device, **options):
-        self.streams.launch("move", lambda: None)
-        return self
-
-
-def test_objects_that_move_themselves_are_not_part_of_the_time_of_copies():
-    """1. They hide their memory, so side waits for the steps before it moves one. 2. These take long."""
-    streams = FakeStreams("compute", {"copy": COPY_S, "step": STEP_S, "move": 1.0})
-    batches = [{"x": torch.zeros(100_000), "graph": Moving(streams)} for _ in range(STEPS)]
-    feed = IteratorFeed(batches, Packer(PinnedBufferPool(lambda nbytes: np.zeros(nbytes, np.uint8), 3)), 0)
-    queue = StreamQueue(feed, streams, 0, None)
-    epoch(queue, streams)
-    queue.close()
-    assert streams.now_s > STEPS
-    assert queue.waited.copy == Work(copy_s=pytest.approx(STEPS * COPY_S), copied=STEPS * 400_000)
-    feed.close()
-
-
 def test_no_event_is_asked_for_while_a_graph_is_recorded():
-    streams = streams_that_take_time("side")
+    streams = FakeStreams("side", TAKES_S)
     with queue_on(streams) as queue:
         queue.take(BatchIndex(0, 0))
         streams.synchronize()
@@ -304,23 +221,6 @@ def test_events_that_have_happened_are_not_kept_though_nobody_asks():
         for number in range(3):
             epoch(queue, streams, number)
             assert len(streams.times) <= 4  # of the last hand-over, and of a copy
-
-
-def test_a_batch_that_failed_is_no_waiting():
-    streams = FakeStreams("side")
-    calls = []
-
-    def read(keyed, out):
-        calls.append(keyed.samples)
-        if len(calls) == 2:
-            raise OSError(5, "Input/output error")
-
-    with queue_on(streams, read=read, workers=0, depth=0) as queue:
-        queue.take(BatchIndex(0, 0))
-        with pytest.raises(ReadError):
-            queue.take(BatchIndex(0, 1))
-        queue.take(BatchIndex(0, 2))
-        assert queue.waited.steps == 1
 
 
 def test_torchs_profiler_shows_our_ranges():

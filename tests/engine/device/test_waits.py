@@ -1,14 +1,12 @@
 """The waits of `StreamQueue` are enough, and each is needed, whatever the streams do in time.
 
 `Traced` notes, in the order of the program, what touches memory and what waits, on an allocator that reuses memory at
-once. Vector clocks tell whether waits order every two accesses to the same memory of which one writes. A scheduler that
-runs the two streams in random turns looks at the values.
+once. Vector clocks tell whether waits order every two accesses to the same memory of which one writes.
 """
 
 import collections
 import contextlib
 import itertools
-import random
 import sys
 import weakref
 from typing import Any, NamedTuple
@@ -255,25 +253,3 @@ def test_without_a_guard_it_is_not(guard):
         if races(streams.notes):
             return
     pytest.fail("nobody misses it")
-
-
-class Shuffled(Traced):
-    """Runs both streams in random turns."""
-
-    def __init__(self, seed, without=None):
-        super().__init__(without=without)
-        self._compute.eager, self._random = False, random.Random(seed)
-
-    def launch(self, name, kernel):
-        super().launch(name, kernel)
-        for stream in self._random.choices((self.side, self._compute), k=self._random.randrange(5)):
-            if stream.pending:
-                stream._work.popleft()()
-
-
-@pytest.mark.parametrize(("without", "right"), [(None, True), ("wait in _handed_out", False)])
-@pytest.mark.parametrize("kind", KINDS)
-def test_values_are_right_however_the_streams_take_turns(kind, without, right):
-    stories = enumerate(story for story in STORIES if story[0] == kind)
-    wrong = any(run(Shuffled(seed, without), story) for seed, story in stories)
-    assert wrong is not right

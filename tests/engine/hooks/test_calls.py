@@ -1,5 +1,6 @@
-"""Host hooks get random numbers, and numbers of samples, that depend on nothing else."""
+"""Which hooks a loader takes; and the random numbers and numbers of samples that they get depend on nothing else."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 from support.sources.hooked_loaders import copied, drawing, hooked, read, source
 from support.sources.hooks import LENGTH, Rows, aged, explode, older
 
-from lit_async_data import AsyncLoader, SubsetSource
-from lit_async_data.engine.hooks import BATCH_HOOK_KEYS, SAMPLE_HOOK_KEYS, KeyedGenerator
+from lit_async_data import AsyncDataModule, AsyncLoader, Normalize, SubsetSource, prefetched
+from lit_async_data.engine.hooks import BATCH_HOOK_KEYS, SAMPLE_HOOK_KEYS, KeyedGenerator, StageTransform, takes_rng
 from lit_async_data.errors import ConfigError, TransformError
 from lit_async_data.order.permutation import derived_key
 from lit_async_data.testing import ArraySource
@@ -27,11 +28,6 @@ def test_a_key_gives_the_numbers_of_a_new_generator_whatever_was_drawn_before(ca
         assert ours.random(5).tolist() == new.random(5).tolist()
         assert ours.standard_normal() == new.standard_normal()
         assert ours.binomial(10, 0.3) == new.binomial(10, 0.3)
-
-
-def test_a_generator_has_no_children_whose_numbers_would_depend_on_earlier_calls():
-    with pytest.raises(TypeError):
-        KeyedGenerator().at(3).spawn(1)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -82,13 +78,6 @@ def test_hooks_get_the_numbers_of_samples_in_the_whole_source(kind, workers, as_
         assert torch.equal(torch.cat([batch[key] for batch in batches]), wanted)
 
 
-def test_without_return_indices_hooks_get_no_numbers():
-    seen = []
-    with drawing(sample=lambda sample: seen.append("index" in sample), batch=None, return_indices=False) as loader:
-        next(loader)
-    assert set(seen) == {False}
-
-
 def test_the_key_of_indices_is_reserved():
     returned, in_place = (lambda values: values | {"index": 7}), (lambda values: values.update(index=7))
     for name, hook in itertools.product(("sample", "batch"), (returned, in_place)):
@@ -101,9 +90,6 @@ def test_the_key_of_indices_is_reserved():
         assert next(loader)["index"].tolist() == [1, 1, 1, 1]
 
 
-BFLOAT, META = torch.zeros(2, dtype=torch.bfloat16), torch.zeros(2, device="meta")
-
-
 @pytest.mark.parametrize(
     ("kind", "result", "message"),
     [
@@ -113,9 +99,7 @@ BFLOAT, META = torch.zeros(2, dtype=torch.bfloat16), torch.zeros(2, device="meta
         ("sample", lambda s: {"x": s["x"]}, r"returned the keys x for sample 9 \(.*\), but x, y for .* same keys"),
         ("sample", list, r"returned a list for sample 9 \(row 9 of ArraySource\); return a dict"),
         ("batch", explode, r"failed on the batch of samples 8, 9, 10, … \(4 in all\) \(the first is row 8 .*: Zero"),
-        ("batch", lambda b: {**b, "x": b["x"][:, :1]}, r"'x' of .* has shape \(1, 10, 8\), but \(3, 10, 8\) for"),
         ("batch", lambda b: {**b, "x": b["x"][:3]}, r"'x' .* has shape \(3, 3, 10, 8\), but .* each of the 4"),
-        ("batch", lambda b: {**b, "y": b["y"] * 0.5}, r"'y' .* has dtype float64, but int64 for the first"),
         ("batch", lambda b: {"y": b["y"]}, r"returned the keys y for the batch .*, but x, y for the first sample"),
     ],
 )
@@ -140,16 +124,9 @@ def test_a_wrong_result_is_the_error_of_its_batch_alone(kind, result, message):
         ("sample", lambda s: [s], r"returned a list for sample 0 \(row 0 of ArraySource\); return a dict with an"),
         ("sample", lambda s: {}, r"returned no field for sample 0 \(row 0 of ArraySource\); return at least one"),
         ("sample", lambda s: {"x": "text"}, r"'x' of sample 0 \(.*\) is a str, .*; return an array or a number"),
-        ("sample", lambda s: {"x": None}, r"'x' of sample 0 \(.*\) is a NoneType, .*; return"),
-        ("sample", lambda s: {"x": np.array(["a"])}, "'x' of .* is an array of <U1, which no tensor can hold; ret"),
-        ("sample", lambda s: {"x": np.ma.array([1])}, r"'x' .* a MaskedArray, .*; return numpy.asarray\(…\) of it"),
-        ("sample", lambda s: {"x": 2**70}, "'x' of .* which does not fit into int64; return it as a float"),
-        ("sample", lambda s: {"x": BFLOAT}, "'x' of .* is a tensor of torch.bfloat16, .* return a dense tensor"),
-        ("sample", lambda s: {"x": META}, "'x' of .* is a tensor on meta; return it on the CPU"),
         ("sample", lambda s: {3: 1}, r"the key 3 in the result for sample 0 \(.*\) is not text; name each field by"),
         ("sample", explode, r"failed on sample 0 \(row 0 of ArraySource\): ZeroDivisionError: no light"),
         ("batch", lambda b: b["y"], r"returned a ndarray for the batch of samples 0, 1 \(the first is row 0 .*\); ret"),
-        ("batch", lambda b: {"x": b["x"].mean()}, r"'x' of the batch .* has shape \(\), but the first axis must"),
         ("batch", lambda b: {"x": b["x"][:1]}, r"'x' .* \(1, 3, 10, 8\), but .* one row for each of the 2 samples"),
         ("batch", explode, r"failed on the batch of samples 0, 1 \(the first is row 0 .*\): ZeroDivisionError"),
     ],
@@ -161,3 +138,125 @@ def test_a_result_that_fits_no_batch_is_an_error_that_says_what_to_return(kind, 
     error = caught.value
     assert (error.stage, error.sample_id, error.row, error.file) == ("transform", 0, 0, "ArraySource")
     assert "to learn the fields of a batch" in error.__notes__[0]
+
+
+# -- which hooks a loader takes ----------------------------------------------------------------------------------------
+
+
+def module(forward):
+    return type("Module", (torch.nn.Module,), {"forward": forward})()
+
+
+@pytest.mark.parametrize(
+    ("function", "takes"),
+    [
+        (StageTransform(lambda batch, rng: None, "stage val"), True),
+        (lambda batch, generator: None, True),
+        (lambda batch, strength=2: None, False),
+        (functools.partial(lambda batch, strength, rng: None, strength=3), True),
+        (functools.partial(lambda batch, rng: None, rng=None), False),  # that one is spoken for
+        (lambda *batch, **rest: None, False),
+        (lambda batch, *rng: None, False),
+        (module(lambda self, batch, rng: None), True),
+        (type("Callable", (), {"__call__": lambda self, batch, rng: None})(), True),
+        (torch.neg, False),
+    ],
+)
+def test_whether_a_transform_draws_is_read_off_its_signature(function, takes):
+    assert takes_rng(function) is takes
+
+
+@pytest.mark.parametrize("name", ["sample_transform", "batch_transform", "device_transform"])
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [("flip", "'flip' cannot be called with a"), (Normalize, r"Normalize is a class.*write Normalize\(…\)")],
+)
+def test_what_cannot_be_called_is_refused_by_name(name, given, why):
+    source, options = ArraySource({"y": np.arange(4)}), {"batch_size": 4}
+    module = functools.partial(AsyncDataModule, train=source, loader=options)
+    loaders = [functools.partial(AsyncLoader, source, options), functools.partial(prefetched, [1])]
+    for made in (module, *loaders[: 1 + (name == "device_transform")]):
+        with pytest.raises(ConfigError, match=f"^{name}: {why}"):
+            made(**{name: given})
+    with pytest.raises(ConfigError, match=f"^{name}.eval: {why}"):
+        module(**{name: {"eval": given}})
+    with pytest.raises(ConfigError, match=f"^{name}: 'training' is not one of train, val"):
+        module(**{name: {"training": dict}})
+
+
+def of_library(module, name, base=object, **attributes):
+    """An object of a class that says it is of a library, which need not be there."""
+    return type(name, (base,), {"__module__": module, "__call__": lambda _, value: value, **attributes})()
+
+
+CROP = of_library("torchvision.transforms.v2._geometry", "CenterCrop")
+OLD = of_library("torchvision.transforms.transforms", "RandomCrop", torch.nn.Module)
+FLIP = of_library("albumentations.augmentations.flip", "HorizontalFlip")
+
+
+def composed(*transforms):
+    return of_library("torchvision.transforms.v2._container", "Compose", transforms=list(transforms))
+
+
+@pytest.mark.parametrize("name", ["sample_transform", "batch_transform"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(FLIP, composed(composed(OLD), len), composed()),
+        *(torch.nn.Sequential(OLD), functools.partial(functools.partial(composed(CROP)))),
+    ],
+)
+def test_a_transform_of_a_library_that_takes_no_dict_of_arrays_is_refused_with_the_lines_to_write(name, given):
+    source = ArraySource({"x": np.zeros((2, 3, 8, 8), "u1")})
+    of = name.partition("_")[0]
+    image = rf'image={of}\["x"\].transpose\(1, 2, 0\)\)\["image"\].transpose\(2, 0, 1\)'
+    call = image if given is FLIP else rf'torch\.from_numpy\({of}\["x"\]\)\)'
+    said = rf'def transformed\({of}\): return {{\*\*{of}, "x": transform\({call}}} \(docs/data/transforms\.md\)$'
+    with pytest.raises(ConfigError, match=rf"^{name}: \w+ of (torchvision|Albumentations) .*{said}"):
+        AsyncLoader(source, {"batch_size": 2}, **{name: given})
+    for stages, where in ((given, name), ({"train": given}, f"{name}.train"), ({"eval": given}, f"{name}.eval")):
+        with pytest.raises(ConfigError, match=rf"^{where}: .*{said}"):
+            AsyncDataModule(train=source, loader={"batch_size": 2}, **{name: stages})
+    line = said.replace("\\", "").removesuffix(" (docs/data/transforms.md)$").replace("{{", "{").replace("}}", "}")
+    defined = {"torch": torch, "transform": lambda values: values}
+    exec(line, defined)  # what the message says is Python
+    if given is not FLIP:
+        assert list(defined["transformed"]({"x": np.zeros(3), "y": 1})) == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        composed(dict, CROP),
+        torch.nn.Sequential(torch.nn.Identity(), OLD),
+        of_library("torchvision.transforms.v2._misc", "Lambda", lambd=dict),
+        of_library("mine", "Crop", type(CROP)),
+    ],
+)
+def test_what_may_take_a_dict_of_arrays_first_is_not_refused(given):
+    source = ArraySource({"x": np.zeros((2, 3, 8, 8), "u1")})
+    with AsyncLoader(source, {"batch_size": 2, "workers": 0}, sample_transform=given) as loader:
+        assert next(loader)["x"].shape == (2, 3, 8, 8)
+
+
+def changed_in_place(sample):
+    CROP(sample)["x"] += 1
+    return {**sample}
+
+
+@pytest.mark.parametrize("name", ["sample_transform", "batch_transform"])
+@pytest.mark.parametrize(
+    ("given", "in_vain"),
+    [
+        (functools.partial(lambda crop, values: dict(crop(values)), CROP), True),
+        (lambda values: {**values, "x": CROP(torch.from_numpy(values["x"]))}, False),
+        (changed_in_place, False),
+        (lambda values: {"x": CROP(values)["x"]}, False),
+        (lambda values: {**values}, False),
+        (lambda values: CROP(values) or None, False),  # the given dict, which may be changed for other samples
+    ],
+)
+def test_a_function_that_gives_arrays_to_torchvision_in_vain_is_warned_of(name, given, in_vain, caplog):
+    source = ArraySource({"x": np.zeros((2, 3, 8, 8), "u1"), "y": np.arange(2.0)})
+    assert AsyncLoader(source, {"batch_size": 2}, **{name: given}).spec["x"].shape == (3, 8, 8)
+    assert (f"{name}: arrays came back unchanged; give torchvision tensors" in caplog.text) == in_vain

@@ -1,6 +1,5 @@
 """The batches and states of a loader, pass after pass."""
 
-import collections
 import contextlib
 import gc
 import os
@@ -9,17 +8,7 @@ import weakref
 from types import SimpleNamespace
 
 import pytest
-import torch
-from support.threads.noted_loaders import (
-    Loader,
-    MineError,
-    Stateful,
-    listed,
-    numbers,
-    read_ahead,
-    reader,
-    steps,
-)
+from support.threads.noted_loaders import Loader, MineError, Stateful, listed, numbers, read_ahead, reader, steps
 from support.threads.waits import LONG
 from waiting.on_device.fake_streams import FakeStreams
 
@@ -51,18 +40,6 @@ def test_a_fork_is_told(monkeypatch):
         batches._run.engine.close()  # nothing of another process is touched
         assert len(reader()) == 1
     batches.close()
-
-
-def test_nothing_is_reserved_for_batches_after_the_last(streamed):
-    streamed(FakeStreams("side"))
-    with prefetched(Loader(), 2) as batches:
-        batches._wiring.externally_driven = True
-        for _ in range(6):
-            next(batches)
-        read_ahead(batches, 1)
-        batches._prefetch()  # the end is found
-        batches._prefetch()
-        assert {ticket.block for ticket in batches._run.engine.queue.tickets} == {None}
 
 
 @pytest.mark.parametrize("depth", [0, 3])
@@ -129,16 +106,6 @@ def test_a_state_that_cannot_be_asked_for_is_no_error_of_a_batch(depth):
         assert list(batches) == [1, 2, 3]
 
 
-def test_a_state_that_is_no_method_is_none():
-    class Odd(list):
-        state_dict = None
-        load_state_dict = None
-
-    with prefetched(Odd([1, 2]), device="cpu") as batches:
-        assert list(batches) == [1, 2]
-        assert batches.state_dict is None
-
-
 @pytest.mark.parametrize("depth", [1, 3])
 def test_no_more_is_read_ahead_than_was_asked_for(depth):
     loader = Loader(20)
@@ -149,6 +116,7 @@ def test_no_more_is_read_ahead_than_was_asked_for(depth):
             assert len(loader.threads) == step + depth
             next(batches)
             assert batches.stats().queue_fill == depth
+        assert batches.stats().read.starved == 1  # the first batch alone was waited for
         assert set(loader.threads) == set(reader())
 
 
@@ -183,19 +151,6 @@ def test_an_error_comes_at_its_place_as_it_was_raised_and_the_rest_after_it(erro
                 next(pass_)
             assert caught.value is error
             assert steps(pass_) == list(range(at + 1, 5))
-
-
-def stops():
-    yield torch.zeros(1)
-    next(iter(()))
-
-
-def test_a_generator_is_over_after_its_error(anywhere):
-    with prefetched(stops(), device="cpu") as batches:
-        next(batches)
-        with pytest.raises(RuntimeError, match="generator raised StopIteration"):
-            next(batches)
-        assert list(batches) == []
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -245,13 +200,11 @@ def test_a_long_wait_is_worth_a_line(monkeypatch):
     said = []
     monkeypatch.setattr(puller, "LONG_S", 0.0)
     monkeypatch.setattr(supervisor, "POLL_S", 0.001)
-    loader = Loader(gate=threading.Semaphore(0))
+    loader = Loader(gate=(gate := threading.Semaphore(0)))
     with prefetched(loader, device="cpu") as batches:
         next(batches)
         assert loader.waiting.wait(LONG)
-        monkeypatch.setattr(
-            puller.log, "warning", lambda *args: (said.append(args[0] % args[1:]), loader.gate.release(99))
-        )
+        monkeypatch.setattr(puller.log, "warning", lambda *args: (said.append(args[0] % args[1:]), gate.release(99)))
         assert steps([next(batches) for _ in range(5)]) == [1, 2, 3, 4, 5]
     assert "has been at the loader's next() for" in said[0]
 
@@ -383,20 +336,6 @@ def test_a_loader_that_another_thread_ends_within_next_gives_no_batch_twice(monk
             call()
 
 
-class Vanishing(collections.deque):
-    """Another thread drops what it holds once it has been asked whether that is anything."""
-
-    def __bool__(self):
-        self.clear()
-        return True
-
-
-def test_a_feed_whose_batches_another_thread_drops_has_room():
-    feed = IteratorFeed([], lambda batch, here: batch, 0)
-    feed.reader = SimpleNamespace(pulled=Vanishing([SimpleNamespace(host=None)]), close=lambda: True)
-    assert feed.has_room
-
-
 KEY = BatchIndex(0, 0)
 ASKED = {
     "room": lambda feed: feed.has_room,
@@ -429,27 +368,6 @@ def test_a_feed_that_another_thread_closes_at_any_moment_breaks_nothing(asked):
     ASKED[asked](feed)
     with pytest.raises(ClosedError):
         feed.close() or feed.get(KEY)
-
-
-def test_an_error_of_packing_in_the_loop_keeps_its_batch_no_longer_than_the_error(monkeypatch, streamed):
-    streamed(FakeStreams("side"))
-    monkeypatch.setattr(puller, "raw_bytes", lambda tensor: 1 / 0)
-    gone = threading.Event()
-
-    def batch_of(number):
-        batch = torch.full((9,), number)
-        weakref.finalize(batch, gone.set).atexit = False
-        return batch
-
-    gc.disable()
-    try:
-        with prefetched(map(batch_of, range(1))) as loader:
-            with pytest.raises(ZeroDivisionError) as caught:
-                next(loader)
-            del caught
-        assert gone.is_set()
-    finally:
-        gc.enable()
 
 
 def test_memory_of_what_was_read_ahead_goes_back_with_the_pass():

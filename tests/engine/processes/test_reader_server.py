@@ -1,8 +1,11 @@
-"""What a reader process does for one loader: its tasks, its share of each batch, and what it logs."""
+"""What a reader process does for one loader: its tasks, its share of each batch, what it logs, what it imports."""
 
 import contextlib
 import itertools
+import subprocess
+import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from support.processes import loader_of, running
 from support.sources import reader_sources as acts
 from support.sources.reader_sources import Deadly, Numbers
 
-from lit_async_data import DatasetSource, HDF5Source
+from lit_async_data import AsyncLoader, DatasetSource, HDF5Source, ManifestSource, SubsetSource
 from lit_async_data.engine.processes.reader_server import ReaderServer
 from lit_async_data.engine.processes.shared_memory import THREADS, ReportKind
 from lit_async_data.errors import TransformError, WorkerError
@@ -86,7 +89,6 @@ def test_a_sample_that_ends_processes_is_no_substitute(workers, chunk):
     ("act", "level", "wanted"),
     [
         (acts.warn, "WARNING", {("row 33 is odd", "WARNING")}),
-        (acts.inform, "WARNING", set()),
         (acts.inform, "INFO", {("row 34 is even", "INFO")}),
         (acts.warn_oddly, "WARNING", {("row 33: why?", "WARNING")}),
     ],
@@ -165,3 +167,68 @@ def test_an_error_of_a_transform_names_its_sample(stored):
                 next(batches)
             assert (caught.value.sample_id, caught.value.file) == (33, stored.paths[0])
             assert [next(batches)["y"][0].item() for _ in range(6)] == list(range(40, 100, 10))
+
+
+# -- a reader process imports only what its source needs: torch takes a second, h5py a tenth of one --------------------
+
+
+ROWS = 64
+
+
+@pytest.fixture
+def file(h5):
+    images = np.random.default_rng(0).integers(0, 9, (ROWS, 6, 20), np.uint8)
+    chunked = {"data": images, "chunks": (8, 6, 20)}
+    packed = {"gzip": chunked | {"compression": "gzip"}, "nbit": chunked | {"scaleoffset": 0}}
+    return h5(contiguous=images, chunked=chunked, **packed)
+
+
+def libraries_of(source, options=()):
+    """Which of the libraries that are slow to import a reader process has loaded after the first batches."""
+    options = {"batch_size": 8, "worker_kind": "process", **dict(options)}
+    with contextlib.closing(source), AsyncLoader(source, options) as loader:
+        next(loader)  # may be read by a thread of this process
+        batch = next(loader)
+        maps = Path(f"/proc/{loader._run.engine.feed.pipeline._readers[0].channel.pid}/maps").read_text()
+    if "y" in batch:
+        assert (batch["x"].flatten(1) == batch["y"][:, None]).all()
+    return {name for name in ("libtorch", "h5py") if f"/{name}" in maps}
+
+
+@pytest.mark.parametrize(
+    ("name", "shuffle", "needed"),
+    [("contiguous", "global", set()), ("chunked", False, set()), ("gzip", "chunk", set()), ("nbit", False, {"h5py"})],
+)
+def test_hdf5_needs_h5py_only_where_libhdf5_decodes(file, name, shuffle, needed):
+    source = HDF5Source(file, {"x": name})
+    assert libraries_of(SubsetSource(source, np.arange(32)), {"shuffle": shuffle}) == needed
+
+
+def test_a_reader_process_imports_nothing_that_only_builds_orders():
+    program = "import lit_async_data.engine.processes.reader_server, sys; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert not {name for name in found if "lit_async_data.sources.composed" in name}
+
+
+def table_of(folder, names):
+    table = folder / "t.csv"
+    table.write_text("path,y\n" + "".join(f"{name},{number}\n" for number, name in enumerate(names)))
+    return table
+
+
+def test_arrays_of_a_table_need_neither_torch_nor_h5py(tmp_path):
+    for number in range(16):
+        np.save(tmp_path / f"{number}.npy", np.full((3, 4), number))
+    source = ManifestSource(table_of(tmp_path, [f"{n}.npy" for n in range(16)]), {"x": "path", "y": "y"})
+    assert libraries_of(source) == set()
+
+
+@pytest.mark.parametrize(("size", "needed"), [(32, set()), (16, {"libtorch"})], ids=["as stored", "resized"])
+def test_images_need_torch_only_to_be_resized(tmp_path, size, needed):
+    image = pytest.importorskip("PIL.Image", reason="pip install 'lit-async-data[manifest]'")
+    pytest.importorskip("simplejpeg", reason="pip install 'lit-async-data[manifest]'")
+    for number in range(16):
+        image.fromarray(np.full((32, 32, 3), number, np.uint8)).save(tmp_path / f"{number}.jpg")
+    column = {"name": "path", "image_size": size}
+    source = ManifestSource(table_of(tmp_path, [f"{n}.jpg" for n in range(16)]), {"x": column, "y": "y"})
+    assert libraries_of(source) == needed

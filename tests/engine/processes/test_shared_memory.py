@@ -1,22 +1,41 @@
-"""Slots that processes share, and samples that end them; without memfd, in a file without a name, reserved first."""
+"""What processes share: slots, tasks and reports, and what libraries keep for a whole process."""
 
 import contextlib
 import errno
 import logging
 import os
+import subprocess
+import sys
 import threading
-import types
+from concurrent.futures import ThreadPoolExecutor
 
+import h5py
 import numpy as np
 import pytest
+from PIL import Image, ImageFile
 from support.failures import raising
-from support.processes import loader_of
+from support.processes import loader_of, running
+from support.sources import reader_sources as acts
 from support.sources.reader_sources import Numbers
 
-from lit_async_data import AsyncLoader
+from lit_async_data import AsyncLoader, DatasetSource, HDF5Source
 from lit_async_data.engine.processes import shared_memory
-from lit_async_data.engine.processes.shared_memory import HEAD_BYTES, SharedFile, SharedSlots
-from lit_async_data.errors import ConfigError, MemoryBudgetError
+from lit_async_data.engine.processes.shared_memory import (
+    HEAD_BYTES,
+    REPORT,
+    REPORT_BYTES,
+    Report,
+    ReportKind,
+    Reports,
+    SharedFile,
+    SharedSlots,
+    Task,
+    adopt,
+    environment,
+    settings_here,
+)
+from lit_async_data.errors import ConfigError, MemoryBudgetError, ReadError
+from lit_async_data.order.plan import BatchIndex, Limits, Share
 
 pytestmark = pytest.mark.processes
 NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -100,25 +119,6 @@ def test_with_too_little_room_the_choice_is_no_process(caplog):
     assert after.startswith("Numbers: no workers (memory_budget: the system refuses 64.0 KiB for memory that reader")
 
 
-def test_no_room_in_the_midst_of_zeros_gives_the_rest_back(monkeypatch):
-    monkeypatch.delattr(os, "memfd_create")
-    monkeypatch.setattr(shared_memory, "_STEP", 4096)
-    shared = SharedFile("x")
-    shared.reach(4096)
-    file = shared.file
-    shared.file = types.SimpleNamespace(
-        fileno=file.fileno,
-        seek=file.seek,
-        tell=file.tell,
-        truncate=file.truncate,
-        write=lambda data: file.write(data) if file.tell() < 3 * 4096 else raising(NO_SPACE)(),
-    )
-    with pytest.raises(OSError, match="No space left"):
-        shared.reach(5 * 4096)
-    assert os.fstat(file.fileno()).st_size == 4096
-    file.close()
-
-
 def test_python_code_is_read_ahead_in_a_process_and_by_the_loop_where_it_cannot_go(monkeypatch, caplog):
     with AsyncLoader(Numbers(), {"batch_size": 10, "shuffle": False}) as loader:
         assert loader.footprint.workers[:3] == ("process", 1, "Python code reads the samples")
@@ -149,3 +149,107 @@ def test_a_source_of_large_arrays_goes_to_a_process_only_on_demand(monkeypatch):
     monkeypatch.setattr("lit_async_data.engine.processes.shared_memory.MOST_COPIED_BYTES", 100)
     assert loader_of(Numbers(), worker_kind="auto").footprint.workers.why.startswith("a copy of it takes ")
     assert loader_of(Numbers()).footprint.workers.kind == "process"
+
+
+@pytest.mark.parametrize("first", [0, 2**62])
+def test_a_task_arrives_as_it_was_sent(first):
+    keys = BatchIndex(first + 2, first + 3)
+    limits = Limits(first + 8, first + 9, first + 10, first + 11)
+    task = Task(first, first + 1, keys, first + 4, first + 5, Share(first + 6, first + 7), limits, first > 0, 0)
+    assert Task.unpacked(task.packed()) == task
+
+
+def test_long_reports_of_several_threads_do_not_mix():
+    reading, writing = os.pipe()
+    reports, length = Reports(writing), 2**18
+    with ThreadPoolExecutor(4) as threads, open(reading, "rb") as pipe:
+        for number in range(4):
+            threads.submit(reports.send, Report(ReportKind.DONE, step=number), bytes([number]) * length)
+        for _ in range(4):
+            _, size, _, step, *_ = REPORT.unpack(pipe.read(REPORT_BYTES))
+            assert (size, set(pipe.read(length))) == (length, {step})
+    reports._pipe.close()
+
+
+@pytest.mark.parametrize("act", [acts.fail_at_length, acts.warn_at_length])
+def test_reports_longer_than_the_pipe_arrive_and_do_not_hold_up_the_end(act, caplog):
+    with loader_of(Numbers(33, act), batch_size=1) as loader:
+        for step in range(40):
+            if step == 33 and act is acts.fail_at_length:
+                with pytest.raises(ReadError, match="x" * 2**18):
+                    next(loader)
+            else:
+                assert next(loader)["y"].item() == step
+    assert sum(line == "x" * 2**18 for line in caplog.messages) == (act is acts.warn_at_length)
+    with loader_of(Numbers(2, act), batch_size=1) as loader:
+        loader._prefetch()  # what it reports is never read
+        while not (reader := running(loader)._readers[0]).channel.ready:
+            reader.channel.receive()
+    assert reader.channel.process.returncode == 0
+
+
+@pytest.fixture
+def hdf5plugin():
+    return pytest.importorskip("hdf5plugin")
+
+
+def test_what_only_libhdf5_decodes_is_read_in_a_reader_process(h5, hdf5plugin):
+    values = np.arange(96, dtype="f4").reshape(8, 12)
+    path = h5(data={"data": values, "chunks": (2, 12), **hdf5plugin.Zfp(reversible=True)})
+    with loader_of(HDF5Source(path, {"data": "data"}), batch_size=8, workers=1) as loader:
+        assert (next(loader)["data"].numpy() == values).all()
+
+
+class Settings:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, number):
+        return {
+            "truncated": bool(ImageFile.LOAD_TRUNCATED_IMAGES),
+            "pixels": Image.MAX_IMAGE_PIXELS,
+            "complex": h5py.get_config().complex_names == ("real", "imag"),
+            "bzip2": bool(h5py.h5z.filter_avail(307)),
+            "variable": int(os.environ.get("SET_WHILE_IT_RAN", "-1")),
+            "process": os.getpid(),
+        }
+
+
+@pytest.mark.usefixtures("hdf5plugin")
+def test_settings_of_pillow_and_h5py_and_the_environment_are_those_of_the_training_process(monkeypatch):
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 12345)
+    monkeypatch.setattr(h5py.get_config(), "complex_names", ("real", "imag"))
+    monkeypatch.setenv("SET_WHILE_IT_RAN", "7")
+    with loader_of(DatasetSource(Settings()), batch_size=4, workers=1) as loader:
+        found = {key: value[0].item() for key, value in next(loader).items()}
+    assert found.pop("process") != os.getpid()
+    assert found == {"truncated": True, "pixels": 12345, "complex": True, "bzip2": True, "variable": 7}
+
+
+def test_a_process_that_goes_on_takes_back_what_was_taken_back(monkeypatch):
+    usual = settings_here(filters=True)
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    adopt(*usual)
+    assert ImageFile.LOAD_TRUNCATED_IMAGES is False
+
+
+def test_folders_of_plugins_are_passed_on(tmp_path):
+    h5py.h5pl.append(os.fsencode(tmp_path))
+    try:
+        listed = "import h5py.h5pl as pl; print([pl.get(n).decode() for n in range(pl.size())])"
+        found = subprocess.run([sys.executable, "-c", listed], env=environment(), stdout=subprocess.PIPE, check=True)
+    finally:
+        h5py.h5pl.remove(h5py.h5pl.size() - 1)
+    assert str(tmp_path) in found.stdout.decode()
+
+
+def test_a_process_without_h5py_and_pillow_imports_neither():
+    program = """
+import sys
+from lit_async_data.engine.processes.shared_memory import adopt, environment, settings_here
+before = set(sys.modules)
+environment(), adopt(*settings_here(filters=True))
+assert not {"h5py", "PIL"} & (set(sys.modules) - before)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

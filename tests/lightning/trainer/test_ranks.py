@@ -12,9 +12,8 @@ import pytest
 from support.lightning.predictions import check_files
 from support.lightning.rows import SAMPLES
 from support.plans import plan_of
-from support.ranks.processes import as_ranks, free_port, run_together
+from support.ranks.processes import as_ranks, environment, free_port, run_together
 from support.ranks.rank_program import BATCH, EPOCHS, LENGTHS, LONG, OTHER_BATCH, PREDICTED, SAVED, VAL
-from support.ranks.slurm import environment
 from support.ranks.wrapped_loaders import DEALT
 
 PROGRAM = Path(__file__).parents[2] / "support/ranks/rank_program.py"

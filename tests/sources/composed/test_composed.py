@@ -1,8 +1,9 @@
-"""What all sources made of sources do: reading, reading ahead, and closing those inside."""
+"""What all sources made of sources do; and `MixtureSource` in a loader: shares, resume, bad samples, bad input."""
 
 import contextlib
 import dataclasses
 import itertools
+import pickle
 
 import h5py
 import numpy as np
@@ -13,12 +14,13 @@ from hypothesis import strategies as st
 from support.chunks import chunk_numbers
 from support.sources.parted import Failing, batches_of, numbered, parted, read
 
+import lit_async_data as lad
 from lit_async_data import AsyncLoader, ConcatSource, Field, HDF5Source, ManifestSource, SubsetSource
 from lit_async_data.errors import ConfigError, CorruptError, FormatError, MissingError, ReadError
+from lit_async_data.lightning.display import summary_lines
 from lit_async_data.order.chunk_order import ChunkRun
 from lit_async_data.sources.contract.source import Location, MemoryNeeds, Part, Remote, StorageLayout
-from lit_async_data.sources.hdf5.readers.slabs import IndexedSlabDecoder
-from lit_async_data.testing import ArraySource
+from lit_async_data.testing import ArraySource, check_contract
 
 
 class Ahead(ArraySource):
@@ -82,20 +84,16 @@ def test_several_sources_share_the_cache_by_what_must_be_decoded():
     assert large.calls == [("fetch", [4, 1]), ("reserve", 4, 300), *end]
 
 
-def test_a_reservation_is_released_if_another_source_cannot_reserve(monkeypatch):
-    one, other = Ahead(), Ahead()
-    monkeypatch.setattr(other, "reserve", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        ConcatSource([one, other]).reserve(1, 2)
-    assert one.calls == [("reserve", 1, 1), ("released",)]
-
-
-def test_all_are_closed_even_if_one_fails(monkeypatch):
+def test_if_one_source_fails_the_reservations_of_others_are_released_and_all_are_closed(monkeypatch):
     one, other, last = Ahead(), Ahead(), Ahead()
-    monkeypatch.setattr(other, "close", lambda: 1 / 0)
+    for name in ("reserve", "close"):
+        monkeypatch.setattr(other, name, lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        ConcatSource([one, other, last]).reserve(1, 3)
     with pytest.raises(ZeroDivisionError):
         ConcatSource([one, other, last]).close()
-    assert one.calls == last.calls == [("close",)]
+    assert one.calls == [("reserve", 1, 1), ("released",), ("close",)]
+    assert last.calls == [("close",)]
 
 
 @pytest.fixture
@@ -124,18 +122,6 @@ def test_packed_files_are_read_in_part_and_together(packed, shuffle):
             assert np.array_equal(np.sort(seen), np.repeat(own, 2))
 
 
-def test_each_stored_chunk_of_a_subset_is_decoded_once(packed, monkeypatch):
-    real, decoded = IndexedSlabDecoder.decode, []
-    monkeypatch.setattr(
-        IndexedSlabDecoder, "decode", lambda self, number: decoded.append((self, number)) or real(self, number)
-    )
-    mask = np.random.default_rng(0).random(300) < 0.7
-    options = {"batch_size": 4, "shuffle": "chunk", "shuffle_chunks": 3, "workers": 0}
-    with contextlib.closing(HDF5Source(packed)) as whole, AsyncLoader(SubsetSource(whole, mask), options) as loader:
-        list(loader)
-    assert len(decoded) == len(set(decoded)) == 9 + 11
-
-
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.data())
 def test_samples_run_through_all_sources(lengths, data):
     begins = np.cumsum([0, *lengths]).tolist()
@@ -153,14 +139,7 @@ def test_locate_knows_the_samples_of_subsets():
     places = [("files/a.h5", "/", 1), ("files/b.h5", "/", 5), ("ArraySource", "/", 0)]
     assert both.locate([4, 3, 0]) == [Location(*place) for place in places]
     with pytest.raises(IndexError, match=r"whole numbers below 5, not 1\.5"):
-        both.locate([1.5])
-    with pytest.raises(IndexError, match=r"whole numbers below 5, not 1\.5"):
         SubsetSource(both, [4, 0]).locate([1.5])
-
-
-def test_no_sources_are_refused():
-    with pytest.raises(ConfigError, match=r"^sources: empty; give at least one"):
-        ConcatSource([])
 
 
 def test_chunks_of_all_are_read_as_the_slowest_is():
@@ -174,7 +153,6 @@ def test_chunks_of_all_are_read_as_the_slowest_is():
     assert ConcatSource(sources).chunks == StorageLayout(
         (*runs, ChunkRun(10, 1), ChunkRun(10, 1)), compressed=True, reading="decoded", spread=1.5, chunks_per_run=4
     )
-    assert ConcatSource(sources[1:]).chunks == StorageLayout(compressed=True, reading="decoded", chunks_per_run=4)
     assert ConcatSource([sources[2], sources[0]]).chunks.reading == "locked"
     assert ConcatSource(sources).chunks.order is None
     costs = {"spread": 2.0, "chunks_per_run": 3, "amplification": 4.0, "alone": 5.0}
@@ -213,9 +191,6 @@ def test_an_error_names_the_sample_as_the_whole_counts_it():
         with pytest.raises(CorruptError) as caught:
             read(both, [0, 7])
         assert caught.value.sample_id == 7
-    with pytest.raises(CorruptError) as caught:
-        read(ConcatSource([Failing(5, 1, CorruptError("?"))]), [1])
-    assert caught.value.sample_id is None
     with pytest.raises(CorruptError) as caught:  # what was not asked for has no number that anybody knows
         read(ConcatSource([Failing(5, 1, CorruptError("?", sample_id=3))]), [1])
     assert caught.value.sample_id is None
@@ -238,10 +213,12 @@ def test_numbers_that_a_file_names_beside_a_table(h5):
 some_runs = st.lists(st.builds(ChunkRun, samples=st.integers(1, 40), rows=st.integers(1, 12)), min_size=1, max_size=5)
 
 
-@pytest.mark.parametrize("given", [[7, 3, 3, 0], np.array([7, 3, 3, 0], np.uint8), (7, 3, 3, 0)])
+@pytest.mark.parametrize("given", [(7, 3, 3, 0), np.array([7, 3, 3, 0], np.uint8)])
 def test_a_subset_reads_its_samples_in_its_order(given):
     subset = SubsetSource(numbered(), given)
     assert len(subset) == 4
+    assert subset.group_codes is None
+    assert SubsetSource(numbered(), given, group_codes=[5, 6, 6, 5]).group_codes.tolist() == [5, 6, 6, 5]
     assert read(subset, [0, 1, 2, 3, 0]) == [7, 3, 3, 0, 7]
     assert read(subset, []) == []
     assert subset.samples.dtype == np.int64
@@ -257,27 +234,6 @@ def test_a_subset_keeps_a_copy_that_nobody_can_write_to():
         subset.samples[0] = 5
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ([], "empty; select at least one"),
-        ([False] * 10, "empty; select at least one"),
-        ([True] * 9, "a mask of 9 values for 10 samples"),
-        ([True] * 11, "a mask of 11 values for 10 samples"),
-        ([0, 10], "10 is not a sample number; the source has 0 to 9"),
-        ([0, -1], "-1 is not a sample"),
-        (np.array([2**64 - 1], np.uint64), "18446744073709551615 is not a sample"),
-        ([1.0, 2.0], "1.0 is neither a whole number nor a bool"),
-        (["a"], "'a' is neither"),
-        ([[1, 2]], r"shape \(1, 2\)"),
-        (3, r"shape \(\)"),
-    ],
-)
-def test_samples_that_are_none_are_refused(given, message):
-    with pytest.raises(ConfigError, match=f"^samples: .*{message}"):
-        SubsetSource(numbered(), given)
-
-
 def test_samples_are_named_by_their_numbers_in_the_innermost_whole():
     outer = SubsetSource(SubsetSource(parted(), [9, 8, 5, 1]), [3, 0, 1])
     ids = outer.ids(np.array([0, 1, 2]))
@@ -287,13 +243,6 @@ def test_samples_are_named_by_their_numbers_in_the_innermost_whole():
     for numbers, lost in (([0, 1], 0), ([9, 5], 5)):  # not even one that the source within has
         with pytest.raises(IndexError, match=f"^sample {lost} is not one of the 3 of 10 samples of "):
             outer.locate(numbers)
-
-
-def test_group_codes_are_one_for_each_sample():
-    assert SubsetSource(numbered(), [1, 2], group_codes=[5, 6]).group_codes.tolist() == [5, 6]
-    assert SubsetSource(numbered(), [1, 2]).group_codes is None
-    with pytest.raises(ConfigError, match=r"^group_codes: .*2 samples"):
-        SubsetSource(numbered(), [1, 2], group_codes=[5])
 
 
 @given(some_runs, st.data())
@@ -318,28 +267,14 @@ def test_what_else_is_known_of_chunks_is_that_of_the_whole():
     assert SubsetSource(whole, [0, 1, 5, 9]).chunks == StorageLayout(
         (ChunkRun(2, 2), ChunkRun(2, 1)), compressed=True, reading="decoded", spread=1.5, chunks_per_run=3
     )
-    alone = StorageLayout(reading="python")
-    whole = ArraySource({"y": np.arange(10)}, parts={"a.h5": 10}, chunks=alone)
-    assert SubsetSource(whole, [0, 1]).chunks == alone
 
 
-@pytest.mark.parametrize(
-    ("samples", "parts"),
-    [
-        ([1, 2, 8], [("files/a.h5", "/", "a.h5", 2), ("files/c.h5", "/", "c.h5", 1)]),
-        (
-            [5, 6, 1, 2, 1, 1, 9],
-            [
-                ("files/b.h5", "/left", "b.h5:/left", 2),
-                *[("files/a.h5", "/", "a.h5", 2)] * 2,
-                ("files/c.h5", "/", "c.h5", 1),
-            ],
-        ),
-    ],
-)
-def test_parts_without_samples_are_gone_and_another_one_begins_where_numbers_go_back(samples, parts):
+def test_parts_without_samples_are_gone_and_another_one_begins_where_numbers_go_back():
     whole = parted({"a.h5": 4, "b.h5:/left": 3, "c.h5": 3})
-    assert list(SubsetSource(whole, samples).parts) == list(itertools.starmap(Part, parts))
+    a, b, c = (Part(f"files/{part[:4]}", part[5:] or "/", part, 2) for part in ("a.h5", "b.h5:/left", "c.h5"))
+    one_of_c = c._replace(samples=1)
+    for samples, parts in {(1, 2, 8): [a, one_of_c], (5, 6, 1, 2, 1, 1, 9): [b, a, a, one_of_c]}.items():
+        assert list(SubsetSource(whole, samples).parts) == parts
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -360,7 +295,6 @@ def test_errors_of_a_loader_name_samples_as_the_whole_does(workers):
         ((ChunkRun(100, 10),), np.arange(20), 2000, 20),  # two chunks of ten
         ((ChunkRun(100, 10),), np.arange(0, 100, 10), 10000, 100),  # one sample of each
         ((ChunkRun(50, 10), ChunkRun(50, 5)), np.arange(99, 89, -1), 1334, 14),  # two chunks of fifteen
-        ((ChunkRun(100, 10),), np.arange(100).repeat(2), 10000, 100),
         ((), np.arange(100).repeat(2), 10000, 100),
     ],
 )
@@ -373,3 +307,293 @@ def test_a_subset_fetches_its_share_over_the_network(runs, samples, nbytes, requ
     assert turned.chunks.remote == subset.chunks.remote
     (both,) = {ConcatSource([subset, subset]).chunks.remote}
     assert both == Remote(2 * nbytes, 2 * requests, "folder")
+
+
+SHARES = {"sim": 0.6, "real": 0.15, "third": 0.25}
+
+
+def arrays(length, first=0):
+    return ArraySource({"x": np.arange(length * 3.0).reshape(length, 3), "y": first + np.arange(length)})
+
+
+def mixed(**options):
+    return lad.MixtureSource({"sim": (arrays(300), 7), "real": (arrays(20, 1000), 3)}, **options)
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    folder, rng, images = tmp_path_factory.mktemp("mixture"), np.random.default_rng(0), {}
+    for name, rows, how in (("sim", 700, "gzip"), ("real", 90, None), ("third", 333, "gzip")):
+        images[name] = rng.integers(0, 255, (rows, 6, 5), np.uint8)
+        with h5py.File(folder / f"{name}.h5", "w") as file:
+            file.create_dataset("x", data=images[name], chunks=(16, 6, 5), compression=how)
+            file["y"] = np.arange(rows)
+    return folder, images
+
+
+@pytest.fixture
+def files(stored):
+    folder, _ = stored
+    sources = {name: lad.HDF5Source(folder / f"{name}.h5", {"x": "x", "y": "y"}) for name in SHARES}
+    shared = {name: (source, SHARES[name]) for name, source in sources.items()}
+    with contextlib.closing(lad.MixtureSource(shared, epoch=2000)) as mixture:
+        yield mixture
+
+
+@pytest.mark.parametrize("shuffle", ["none", "chunk", "global"])
+@pytest.mark.parametrize(
+    "workers", [0, 2, pytest.param(("process", 2), marks=pytest.mark.processes)], ids=["caller", "threads", "processes"]
+)
+def test_2000_samples_are_those_of_the_files_in_their_shares(files, stored, shuffle, workers):
+    kind, workers = workers if isinstance(workers, tuple) else ("thread", workers)
+    options = {"batch_size": 32, "shuffle": shuffle, "shuffle_chunks": 4, "workers": workers, "worker_kind": kind}
+    wrong, taken = 0, 0
+    with lad.AsyncLoader(files, options if workers else options | {"worker_kind": "auto"}) as loader:
+        for batch in loader:
+            x, y, names = batch["x"].numpy(), batch["y"].tolist(), files.spec.names("source", batch["source"]).tolist()
+            wrong += sum((x[n] != stored[1][names[n]][y[n]]).any() for n in range(len(y)))
+            taken += len(y)
+            assert all(abs(names.count(name) - share * len(y)) < 1 for name, share in SHARES.items())
+    assert (wrong, taken) == (0, 2016)  # 63 batches
+
+
+def test_the_contract_of_a_source_holds(files):
+    for source in (files, mixed(), mixed(source_key=None), pickle.loads(pickle.dumps(mixed()))):
+        check_contract(source)
+
+
+def test_a_chunk_of_each_source_is_decoded_once_per_pass(files, stored):
+    options = {"batch_size": 32, "shuffle": "chunk", "shuffle_chunks": 4, "workers": 0}
+    with lad.AsyncLoader(files, options) as loader:
+        assert sum(len(batch["y"]) for batch in loader) == 2016
+        decoded = loader.stats().read.decoded / files.spec["x"].nbytes
+        passes = {name: loader.order.decks.counts[n] for n, name in enumerate(files.names)}
+    rounds = sum(-(-passes[name] // len(stored[1][name])) * (len(stored[1][name]) + 16) for name in ("sim", "third"))
+    assert passes["sim"] + passes["third"] - 100 < decoded <= rounds
+
+
+@pytest.mark.parametrize("options", [{}, {"on_error": "skip"}, {"on_error": "substitute"}])
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (4, 2)])
+def test_a_resume_on_other_ranks_goes_on_around_the_same_bad_samples(options, before, after):
+    class Bad(ArraySource):
+        def read_into(self, samples, out):
+            if options and (samples % 7 == 3).any():
+                raise CorruptError("a hole", row=3)
+            super().read_into(samples, out)
+
+    sources = [Bad({"y": first + np.arange(size)}) for first, size in ((0, 200), (1000, 30))]
+    mixture = lad.MixtureSource({"sim": (sources[0], 2), "real": (sources[1], 1)}, epoch=288)
+
+    def loaders(ranks, state=None):
+        for rank in range(ranks):
+            given = {"batch_size": 6, "shuffle": True, "workers": 0, "max_bad": 1.0, **options}
+            loader = lad.AsyncLoader(mixture, given, rank=rank, world_size=ranks)
+            if state is not None:
+                loader.load_state_dict(state)
+            yield loader
+
+    whole = sorted(itertools.chain.from_iterable(batch["y"].tolist() for batch in next(loaders(1))))
+    seen = []
+    for loader in loaders(before):
+        for batch in itertools.islice(loader, 3):
+            seen += batch["y"].tolist()
+        state = loader.state_dict()
+    for loader in loaders(after, state):
+        for batch in loader:
+            if len(batch["y"]) == 6:
+                assert np.bincount(batch["source"], minlength=2).tolist() == [4, 2]
+            seen += batch["y"].tolist()
+    assert sorted(seen) == whole
+
+
+@pytest.mark.parametrize(
+    ("share", "batch_size", "said"),
+    [
+        (0.7, 16, "batch_size, of a mixture: 8 in the checkpoint, 16 now"),
+        (0.70000004, 8, r"shares: a 0\.7, b 0\.3.* in the checkpoint, a 0\.70000001"),
+        (0.5, 8, r"samples of an epoch: .*\(force_resume=True\)$"),  # not a word of exclude
+    ],
+)
+def test_another_batch_size_or_share_in_the_middle_of_an_epoch_is_refused(share, batch_size, said):
+    def loader(share, batch_size):
+        mixture = lad.MixtureSource({"a": (SIM, share), "b": (REAL, 0.3)})
+        return lad.AsyncLoader(mixture, {"batch_size": batch_size, "shuffle": True})
+
+    with loader(0.7, 8) as first:
+        next(first)
+        state = first.state_dict()
+    with pytest.raises(lad.ResumeError, match=said):
+        loader(share, batch_size).load_state_dict(state)
+
+
+def test_fewer_samples_than_ranks_can_remain_since_the_last_step_is_completed():
+    with lad.AsyncLoader(mixed(epoch=33), {"batch_size": 16, "shuffle": True}) as loader:
+        batches = [next(loader)["y"].tolist() for _ in range(2)]
+        state = loader.state_dict()
+        rest = next(loader)["y"].tolist()
+    for rank in range(3):
+        with lad.AsyncLoader(mixed(epoch=33), {"batch_size": 16, "shuffle": True}, rank=rank, world_size=3) as loader:
+            loader.load_state_dict(state)
+            (last,) = [batch["y"].tolist() for batch in loader]
+        assert len(last) == 16
+        assert (last == rest) == (rank == 0)
+    assert all(len(batch) == 16 for batch in batches)
+
+
+def test_an_epoch_ends_with_a_source_with_all_or_after_a_number_of_samples():
+    for epoch, samples in (("sim", (300, 0)), ("real", (0, 20)), (None, (300, 20)), (100, (70, 30))):
+        with lad.AsyncLoader(mixed(epoch=epoch), {"batch_size": 16}) as loader:
+            batches = [np.bincount(batch["source"], minlength=2) for batch in loader]
+            line = summary_lines(loader)[1]
+        assert (sum(batches) >= samples).all()
+        assert (sum(batches[:-1]) < samples).any()
+        assert f"{sum(batches)[1]} of real ({sum(batches)[1] / 20:.3g} × its 20)" in line
+
+
+def test_repeated_samples_draw_new_random_numbers():
+    mixture = lad.MixtureSource({"a": (arrays(50), 1), "b": (arrays(4, 1000), 1)})
+
+    def noisy(sample, rng):
+        return {**sample, "drawn": rng.integers(2**31)}
+
+    with lad.AsyncLoader(mixture, {"batch_size": 10, "shuffle": True}, sample_transform=noisy) as loader:
+        drawn = np.concatenate([batch["drawn"] for batch in loader])
+    assert len({*drawn.tolist()}) == len(drawn) > 90
+
+
+def test_a_mixture_of_mixtures_divides_its_share():
+    inner = lad.MixtureSource({"p": (arrays(10), 1), "q": (arrays(30, 100), 3)})
+    outer = lad.MixtureSource({"syn": (inner, 0.5), "real": (arrays(20, 1000), 0.5)}, epoch="syn")
+    assert (outer.names, outer.shares) == (("syn/p", "syn/q", "real"), (0.125, 0.375, 0.5))
+    check_contract(outer)
+    with lad.AsyncLoader(outer, {"batch_size": 12, "shuffle": True}) as loader:
+        batches = [np.bincount(batch["source"], minlength=3) for batch in loader]
+    assert (sum(batches)[:2] >= [10, 30]).all()
+    assert (sum(batches[:-1])[:2] < [10, 30]).any()
+    for counts in batches:
+        assert counts[2] == counts[:2].sum() == 6  # within one of the outer shares, too
+
+
+def test_fields_of_a_source_get_the_keys_of_the_batch():
+    other = ArraySource({"image": np.full((6, 3), 9.0), "label": np.arange(6) + 50, "rest": np.zeros(6)})
+    sources = {"sim": (arrays(30), 1), "real": {"source": other, "share": 1}}
+    mixture = lad.MixtureSource(sources, fields={"real": {"x": "image", "y": "label"}})
+    check_contract(mixture)
+    assert mixture.column("y").tolist() == [*range(30), *range(50, 56)]
+    assert mixture.column("source").tolist() == [0] * 30 + [1] * 6
+    assert lad.statistics(mixture)["x"].mean == pytest.approx(np.r_[np.arange(90.0), np.full(18, 9.0)].mean())
+    with lad.AsyncLoader(mixture, {"batch_size": 4}) as loader:
+        batch = next(loader)
+    assert (batch["y"].tolist(), batch["x"][2:].unique().tolist()) == ([0, 1, 50, 51], [9.0])
+
+
+def test_classes_are_numbered_alike_in_all_sources():
+    class Texts(ArraySource):
+        asked = None
+
+        def with_classes(self, classes):
+            made = type(self)(self._arrays)
+            made.asked = dict(classes)
+            return made
+
+    pairs = {"a": (Texts({"y": np.arange(3)}), 1), "b": (Texts({"z": np.arange(3)}), 2)}
+    mixture = lad.MixtureSource(pairs, fields={"b": {"y": "z"}})
+    changed = mixture.with_classes({"y": ("auk", "owl")})
+    assert (changed.shares, changed.names) == (mixture.shares, mixture.names)
+    assert changed.sources[0].asked == {"y": ("auk", "owl")}
+    assert changed.sources[1].sources[0].asked == {"z": ("auk", "owl")}
+
+
+SIM, REAL, OTHER = arrays(300), arrays(20), ArraySource({"z": np.zeros((4, 3)), "y": np.arange(4)})
+
+
+def inside(**options):
+    return {"in": (lad.MixtureSource({"b": (SIM, 1)}, **options), 1)}
+
+
+@pytest.mark.parametrize(
+    ("sources", "options", "message"),
+    [
+        ({"sim": (SIM, 0), "real": (REAL, 0.3)}, {}, "sources: sim has share 0; give a number above 0"),
+        ({"sim": (SIM, float("nan"))}, {}, "sim has share nan"),
+        ({"sim": SIM}, {}, "give a source and its share: 'sim'"),
+        ({"sim": (3, 0.5)}, {}, "sources.sim: 3 is not a source"),
+        ({}, {}, "names no sources"),
+        ({0: (SIM, 1)}, {}, "give a source and its share: '0'"),
+        ({"a": inside()["in"], "a/b": (REAL, 1)}, {}, "'a/b' seems to be a source of 'a'; rename"),
+        (inside(epoch="b"), {}, "sources: in is a mixture with epoch='b', source_key='source'; only the outermost"),
+        (inside(source_key="robot"), {}, "in is a mixture with epoch=None, source_key='robot'; only the outermost"),
+        ({"sim": (arrays(0), 1)}, {}, r"sim has no samples \(ArraySource\)"),
+        ({"sim": (SIM, 1)}, {"epoch": "rael"}, "epoch: 'rael' is not a whole number from 1 on or one of the sources"),
+        ({"sim": (SIM, 1)}, {"epoch": True}, "epoch: True is not a whole"),
+        ({"sim": (SIM, 1)}, {"source_key": "y"}, "source_key: the sources have a field 'y' of their own"),
+        ({"sim": (SIM, 1)}, {"fields": {"real": {}}}, "fields: 'real' is not one of the sources sim"),
+        ({"sim": (SIM, 1)}, {"fields": {"sim": {"x": "z"}}}, "fields: sim has no field 'z'; it has x, y"),
+        ({"sim": (SIM, 1)}, {"fields": {"sim": {"x": "x", "y": "x"}}}, "fields: sim has a field twice"),
+        ({"sim": (SIM, 1), "real": (OTHER, 1)}, {}, "'real' .* has dicts of z, y, but 'sim' .* x, y; .* renames"),
+    ],
+)
+def test_bad_input_is_named(sources, options, message):
+    with pytest.raises((ConfigError, FormatError), match=message):
+        lad.MixtureSource(sources, **options)
+
+
+def rare(**options):
+    return lad.MixtureSource({"sim": (SIM, 1), "real": (REAL, 1e-9)}, **options)
+
+
+def loaded(mixture, **options):
+    return lad.AsyncLoader(mixture, {"batch_size": 4} | options)
+
+
+@pytest.mark.parametrize(
+    ("used", "message"),
+    [
+        (lambda: SubsetSource(SIM, []), "^samples: empty; select at least one"),
+        (lambda: SubsetSource(SIM, [False] * 300), "^samples: empty; select at least one"),
+        (lambda: SubsetSource(SIM, [True] * 301), "^samples: a mask of 301 values for 300 samples"),
+        (lambda: SubsetSource(SIM, [0, 300]), "^samples: 300 is not a sample number; the source has 0 to 299"),
+        (lambda: SubsetSource(SIM, np.array([2**64 - 1], np.uint64)), "^samples: 18446744073709551615 is not a sample"),
+        (lambda: SubsetSource(SIM, [1.0, 2.0]), "^samples: 1.0 is neither a whole number nor a bool"),
+        (lambda: SubsetSource(SIM, [[1, 2]]), r"^samples: .*shape \(1, 2\)"),
+        (lambda: SubsetSource(SIM, [1, 2], group_codes=[5]), "^group_codes: .*2 samples"),
+        (lambda: ConcatSource([]), "^sources: empty; give at least one"),
+        (lambda: ConcatSource([mixed(), SIM]), "would lose its shares; use its sources one by one"),
+        (lambda: SubsetSource(mixed(), [0, 319]), "source: sim .* would lose its shares"),
+        (lambda: lad.split(mixed(), {"train": 0.5}), "would lose its shares"),
+        (lambda: loaded(mixed(), weights=np.ones(320)), "weights: sim .* would lose its shares"),
+        (lambda: loaded(mixed(), batch_by="y"), "batch_by: sim .* would lose its shares"),
+        (lambda: loaded(rare()), "real has share 1e-09, too little .* epoch of 300 samples"),
+        (lambda: loaded(rare(epoch=100)), "real has share 1e-09, too little .* epoch of 100 samples"),
+    ],
+)
+def test_what_cannot_be_is_refused(used, message):
+    with pytest.raises(ConfigError, match=message):
+        used()
+
+
+def test_an_inner_mixture_may_have_the_key_of_the_outer_one():
+    for key in (None, "source", "robot"):
+        inner = lad.MixtureSource({"p": (SIM, 1)}, source_key=key)
+        assert lad.MixtureSource({"in": (inner, 1)}, source_key=key or "robot").names == ("in/p",)
+
+
+def test_keys_of_dicts_come_in_any_order():
+    other = ArraySource({"y": np.arange(50) + 1000, "x": np.full((50, 3), 7.0)})
+    for source in (lad.MixtureSource({"sim": (SIM, 1), "other": (other, 1)}), lad.ConcatSource([SIM, other])):
+        check_contract(source)
+        assert list(source.spec)[:2] == ["x", "y"]
+        with lad.AsyncLoader(source, {"batch_size": 50, "shuffle": "global"}) as loader:
+            batch = next(loader)
+        assert ((batch["x"] == 7).all(axis=1) == (batch["y"] >= 1000)).all()
+
+
+@pytest.mark.parametrize(("epoch", "batch_size", "world_size"), [(None, 8, 1), (70, 8, 1), (64, 8, 3)])
+def test_evaluation_refuses_a_mixture_whose_samples_come_again(epoch, batch_size, world_size):
+    loader = lad.AsyncLoader(mixed(epoch=epoch), {"batch_size": batch_size}, world_size=world_size)
+    with pytest.raises(lad.ConfigError, match=r"of real \(.* × its 20\): samples come again.* val=\[sim, real\]"):
+        loader.evaluation = True
+    assert not loader.evaluation
+    val = lad.AsyncDataModule(train=SIM, val=mixed(), loader={"batch_size": 8})
+    with pytest.raises(lad.ConfigError, match="samples come again"):
+        val.val_dataloader()

@@ -17,20 +17,16 @@ from lit_async_data.sources.table.labels import no_classes, note_names
 from lit_async_data.sources.table.table import Table
 
 
-@pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint32", "int64", "uint64"])
-def test_whole_numbers_become_int64(kind):
-    values, classes, dropped, *_ = held({"y": pa.array([3, 0, 100], getattr(pa, kind)())}).labels("y")
-    assert (values.tolist(), values.dtype, classes, dropped.tolist()) == ([3, 0, 100], np.int64, (), [])
-    assert values.flags.writeable
-
-
-def test_whole_numbers_with_nulls_never_go_through_floats():
-    table = held({"y": [2**53 + 1, None, 2**63 - 1]})
-    assert table.labels("y", null="ignore").values.tolist() == [2**53 + 1, -100, 2**63 - 1]
-    dropped = table.labels("y", null="drop")
-    assert (dropped.values[[0, 2]].tolist(), dropped.dropped.tolist()) == ([2**53 + 1, 2**63 - 1], [1])
-    assert held({"y": pa.array([200, None], pa.uint8())}).labels("y", null="ignore").values.tolist() == [200, -100]
-    assert held({"y": pa.array([2**63 - 1], pa.uint64())}).labels("y").values.tolist() == [2**63 - 1]
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [([200, None], "uint8"), ([3, -7], "int16"), ([2**53 + 1, None, 2**63 - 1], "int64"), ([2**63 - 1], "uint64")],
+)
+def test_whole_numbers_become_int64_and_never_go_through_floats(values, kind):
+    table = held({"y": pa.array(values, kind)})
+    found = table.labels("y", null="ignore")
+    assert found.values.tolist() == [-100 if value is None else value for value in values]
+    assert (found.values.dtype, found.classes, found.values.flags.writeable) == (np.int64, (), True)
+    assert table.labels("y", null="drop").dropped.tolist() == [n for n, value in enumerate(values) if value is None]
 
 
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
@@ -79,19 +75,16 @@ def test_text_becomes_classes(encoded):
     "kind", [pa.list_(pa.float32()), pa.large_list(pa.float32()), pa.list_(pa.float32(), 2)], ids=str
 )
 def test_lists_of_one_length_are_vectors(kind):
-    table = held({"y": pa.array([[9, 9], [1, 2], None, [3, None]], kind).slice(1)})
+    whole = [[1, 2**53 + 1], None, [None, 4]]
+    table = held({"y": pa.array([[9, 9], [1, 2], None, [3, None]], kind).slice(1), "n": whole, "b": [[True]] * 3})
     labels = table.labels("y", null="ignore")
     assert labels.values.dtype == np.float32
     assert np.array_equal(labels.values, [[1, 2], [np.nan, np.nan], [3, np.nan]], equal_nan=True)
     assert table.labels("y", null="drop").dropped.tolist() == [1, 2]
     with pytest.raises(ManifestError, match="no value in row 1, row 2"):
         table.labels("y")
-
-
-def test_vectors_of_whole_numbers_and_bools():
-    table = held({"y": [[1, 2**53 + 1], None, [None, 4]], "b": [[True], [False], [True]]})
-    assert table.labels("y", null="ignore").values.tolist() == [[1, 2**53 + 1], [-100, -100], [-100, 4]]
-    assert table.labels("b").values.tolist() == [[True], [False], [True]]
+    assert table.labels("n", null="ignore").values.tolist() == [[1, 2**53 + 1], [-100, -100], [-100, 4]]
+    assert table.labels("b").values.tolist() == [[True]] * 3
 
 
 @pytest.mark.parametrize(
@@ -99,16 +92,11 @@ def test_vectors_of_whole_numbers_and_bools():
     [
         ([None, [1, 2], [1, 2], [1], [2]], "row 3, column 'y': a list of 1, but row 1 has 2"),
         ([[], []], "row 0, column 'y': an empty list"),
-        (pa.array([None, None], pa.list_(pa.int8())), "no row has a value"),
         (pa.nulls(2), "no row has a value"),
-        (pa.array([1, None, 2**63], pa.uint64()), f"row 2, column 'y': {2**63} does not fit into int64"),
-        (pa.array([[1], None, [2**63]], pa.list_(pa.uint64())), f"row 2, column 'y': {2**63} does not fit"),
+        (pa.array([[1], None, [2**63]], pa.list_(pa.uint64())), f"row 2, column 'y': {2**63} does not fit into int64"),
         ([[[1, 2]], [[3, 4], [5, 6]]], r"holds large_list<.*, lists in lists.* boxes\.reshape\(len\(boxes\), -1, 4\)"),
         ([dt.date(2020, 1, 1)], r"column 'y': holds date32.*: source\.column\('y'\) gives its values"),
-        ([dt.datetime(2020, 1, 1, tzinfo=dt.UTC)], r"column 'y': holds timestamp.*source\.column\('y'\)"),
-        ([dt.timedelta(1)], r"column 'y': holds duration.*source\.column\('y'\)"),
         ([{"a": 1}], "column 'y': holds struct.*; give numbers, text or lists"),
-        ([b"x"], "column 'y': holds binary"),
     ],
 )
 def test_what_is_no_label(column, message):
@@ -128,8 +116,6 @@ def test_several_classes_a_row():
         assert ignored.values.dtype == np.float32
         assert ignored.values[[0, 1, 3]].tolist() == [[0, 1, 1], [0, 0, 0], [1, 0, 0]]
         assert np.isnan(ignored.values[[2, 4]]).all()
-        with pytest.raises(ManifestError, match="row 3, column 'y': 'c' is not one of the classes a, b"):
-            table.labels("y", null="ignore", classes=["a", "b"])
         with pytest.raises(ManifestError, match="no value in row 2, row 4"):
             table.labels("y")
     assert held({"y": [["a"], []]}).labels("y", null="ignore").values.dtype == np.float32
@@ -155,14 +141,14 @@ def test_several_columns_side_by_side():
         large.labels(["f", "a"])
 
 
-def test_zero_is_for_several_classes_only():
-    for cells, kind in ((["a", ""], "class"), ([1, None], None), (["1.5", ""], "number")):
-        with pytest.raises(ConfigError, match=r"^fields\.y\.null: zero is for several classes") as caught:
-            ManifestSource(pa.table({"tags": cells}), {"y": {"name": "tags", "null": "zero", "kind": kind}})
-        assert caught.value.option == "fields.y.null"
+@pytest.mark.parametrize(("cells", "kind"), [(["a", ""], "class"), ([1, None], None), (["1.5", ""], "number")])
+def test_zero_is_for_several_classes_only(cells, kind):
+    with pytest.raises(ConfigError, match=r"^fields\.y\.null: zero is for several classes") as caught:
+        ManifestSource(pa.table({"tags": cells}), {"y": {"name": "tags", "null": "zero", "kind": kind}})
+    assert caught.value.option == "fields.y.null"
 
 
-def test_so_many_different_texts_are_no_classes(tmp_path):
+def test_so_many_different_texts_are_no_classes():
     table = pa.table({"p": [f"a/{number}" for number in range(2**16 + 1)]})
     with pytest.raises(ConfigError, match=r"fields.y.classes: 65537 distinct texts, which seem to be ids or paths"):
         ManifestSource(table, {"y": "p"})
@@ -171,71 +157,42 @@ def test_so_many_different_texts_are_no_classes(tmp_path):
 DISGUISED = [
     ["1.5", "2"],
     ["0,5", "1,5", "", "2"],
-    ["0,5", "NA", "1,5"],
     ["\u22120,5", "1,5"],
-    ["1.234,5", "12"],
     ["1,234", "12", "1,234,567"],
-    ["1 234", "5 678"],
-    ["1'234", "5'678"],
-    ["1 2 3", "4 5 6"],
     ["[1, 2]", "[3.5, 4]", "[]"],
-    ["(1,)", "(2,)"],
     ["True", "true", "FALSE"],
-    ["Yes", "yes"],
     ["y", "yes", "n"],
     ["?", "34", "35.5"],
     ["5%", "6 %"],
     ["0x10", "0X0a"],
-    ["0b101", "-0b1"],
     ["1/2", "3/4"],
     ["\u00bd", "\u00bc"],
     ["5 mm", "6.5mm"],
-    ["12 s", "13 s"],
-    ["$5", "$6.50"],
-    ["5 \u20ac", "6 \u20ac"],
-    ["1.5d3", "2D4"],
-    ["a.zarr", "b.zarr"],
     ["scans/1.nii.gz", "scans/2.nii.gz", "none"],
     ["gs://b/0", "gs://b/1"],
     ["C:/data/a", "D:/data/b"],
     ["/home/me/a", "/scratch2/b"],
-    ["~/a", "./b"],
     ["$DATA/a", "${DATA}/b"],
     ["[[1, 2, 3, 4]]", "[[5, 6, 7, 8], [9, 10, 11, 12]]"],
     ["['a.png', 'b.png']", "[]"],
     ["{'a': 1}", "{'b': 2}"],
-    ["(1, 'a')", "(2, 'b')"],
-    ["array([1, 2])", "tensor([3.])"],
 ]
 CLASSES = [
     ["owl", "0,5"],
     ["1-2", "3-4"],
-    ["1.2.3", "1.2.4"],
     ["2020-01-01", "2020-01-02"],
-    ["01.02.2020", "12:30"],
     ["A1", "007"],
-    ["yes", "no"],
     ["True", "False"],
     ["x", "34", "35.5"],
-    ["1/2 tone", "1/4 tone"],
-    ["n02123045", "n02124075"],
     ["/m/01g317", "/m/09x0r"],
     ["2D", "3D"],
-    ["20s", "30s"],
-    ["10k", "5k"],
     ["5'UTR", "5HT"],
-    ["Mr. X", "St. Louis"],
-    ["a/b", "c/d"],
-    ["bbc.co.uk", "node.js"],
     [".jpg", ".png"],
-    ["[CLS]", "[UNK]"],
-    ["(unknown)", "{a}"],
-    ["CD4+", "CD8-"],
     ["<5", ">5"],
     ["10:1", "cat.png", "dog"],
     ["S. aureus", "v1.0"],
 ]
-IN_ALL_TABLES = [DISGUISED[1], DISGUISED[-3], CLASSES[0], CLASSES[-1]]
+IN_ALL_TABLES = [DISGUISED[1], DISGUISED[-1], CLASSES[0], CLASSES[-1]]
 
 
 def tables(cells, tmp_path):
@@ -295,15 +252,8 @@ def test_other_text_is_classes(cells, tmp_path):
     [
         (["C:\\data\\a", "\\\\server\\share"], "paths; if they only name something, set kind: text"),
         (['{"a": [1, 2]}', '[{"b": "c"}]'], "JSON or Python objects; store numbers as numbers"),
-        (["\uff11", "\uff12"], "numbers; write them"),
         (["1_000", "2_000"], "numbers; write them"),
-        (["inf", "1.5"], "numbers; give them as numbers"),
-        (["b'ab'", "<Shape object at 0x7f00>"], "JSON or Python objects"),
-        (["a.png", "NaN", "b.png"], "paths"),
-        (["imgs\\a", "imgs\\b"], "paths"),
-        (["tensor(1)", "tensor(0)"], "JSON or Python objects"),
         (["\\alpha", "\\beta"], ""),
-        (['"cat"', '"dog"'], ""),
         (["[" * 100_000 + "]" * 100_000], ""),
     ],
 )
@@ -317,29 +267,22 @@ def test_blanks_around_a_name_make_no_other_class(caplog):
     note_names.cache_clear()
     cells = ["cat", "cat ", " cat", "dog", "a b"]
     source = ManifestSource(pa.table({"y": cells}), {"y": "y"})
-    assert source.spec["y"].classes == ("a b", "cat", "dog")
-    assert source.column("y").tolist() == [1, 1, 1, 2, 0]
-    message = "the table given: column 'y': 'cat ', ' cat' differ from other names only by blanks or Unicode form, and "
-    message += "count as these"
-    assert [record.getMessage() for record in caplog.records] == [message]
+    assert (source.spec["y"].classes, source.column("y").tolist()) == (("a b", "cat", "dog"), [1, 1, 1, 2, 0])
+    (message,) = caplog.messages
+    assert message.endswith("'cat ', ' cat' differ from other names only by blanks or Unicode form, and count as these")
     given = ManifestSource(pa.table({"y": cells[:4]}), {"y": {"name": "y", "classes": ["dog", "cat ", "cat"]}})
     assert given.column("y").tolist() == [2, 1, 2, 0]
     ids = ManifestSource(pa.table({"y": cells}), {"y": {"name": "y", "kind": "text"}})
     assert ids.spec["y"].texts == tuple(sorted(cells))
-    lists = ManifestSource(pa.table({"y": [["cat ", "dog"], ["cat"], ["cat", " cat"]]}), {"y": "y"})
-    assert read(lists, [0, 1, 2])["y"].tolist() == [[1, 1], [1, 0], [1, 0]]
 
 
-BLANK = {
-    "text": ["a", "", "  ", "b"],
-    "categories": pa.array(["a", "", "  ", "b"]).dictionary_encode(),
-}
+BLANK = ["a", "", "  ", "b"]
 
 
 @pytest.mark.parametrize("kind", [None, "text"])
-@pytest.mark.parametrize("cells", BLANK)
-def test_text_of_blanks_is_a_missing_value(tmp_path, cells, kind):
-    table = pa.table({"y": BLANK[cells], "n": [0, 1, 2, 3]})
+@pytest.mark.parametrize("cells", [BLANK, pa.array(BLANK).dictionary_encode()], ids=["text", "categories"])
+def test_text_of_blanks_is_a_missing_value(cells, kind):
+    table = pa.table({"y": cells, "n": [0, 1, 2, 3]})
     with pytest.raises(ManifestError, match=r"column 'y': no value in row 1, row 2; give one, or set null"):
         ManifestSource(table, {"y": {"name": "y", "kind": kind}})
     source = ManifestSource(table, {"y": {"name": "y", "kind": kind, "null": "drop"}, "n": "n"})
@@ -347,9 +290,7 @@ def test_text_of_blanks_is_a_missing_value(tmp_path, cells, kind):
     assert (source.spec["y"].classes or source.spec["y"].texts) == ("a", "b")
 
 
-def test_a_blank_is_a_class_or_an_id_only_if_it_is_listed(tmp_path):
-    listed = ManifestSource(pa.table({"y": BLANK["text"][:2]}), {"y": {"name": "y", "classes": ["", "a"]}})
-    assert listed.column("y").tolist() == [1, 0]
+def test_a_blank_is_a_class_or_an_id_only_if_it_is_listed():
     kept = ManifestSource(pa.table({"y": ["a", "", None]}), {"y": {"name": "y", "classes": ["", "a"], "null": "drop"}})
     assert kept.column("y").tolist() == [1, 0]
     lists = pa.table({"y": [["a", ""], ["b", " "], [" "]], "t": [["a", ""], ["b", " "], [" "]]})
@@ -359,48 +300,35 @@ def test_a_blank_is_a_class_or_an_id_only_if_it_is_listed(tmp_path):
     ordered = pa.DictionaryArray.from_arrays([0, 1, 2, 2], pa.array(["b", " ", "a"]), ordered=True)
     ranked = ManifestSource(pa.table({"y": ordered}), {"y": {"name": "y", "null": "ignore"}})
     assert (ranked.spec["y"].classes, ranked.column("y").tolist()) == (("b", "a"), [0, -100, 1, 1])
-    (tmp_path / "t.csv").write_text("n,y\n0,a\n1,  \n2,\n3,b\n")
-    assert ManifestSource(
-        tmp_path / "t.csv", {"y": {"name": "y", "null": "drop"}, "n": {"name": "n", "kind": "number"}}
-    ).column("n").tolist() == [0, 3]
     with pytest.raises(ManifestError, match="no id, as in 2 rows in all; give each row one"):
-        ManifestSource(pa.table({"y": BLANK["text"]}), {"y": "y"}, id="y")
+        ManifestSource(pa.table({"y": BLANK}), {"y": "y"}, id="y")
 
 
-def test_one_name_in_two_unicode_forms_or_with_a_byte_order_mark_is_one_class():
-    cells = ["caf\u00e9", "cafe\u0301", "\ufeffcaf\u00e9 ", "cafe"]
-    source = ManifestSource(pa.table({"y": cells}), {"y": "y"})
-    assert (source.spec["y"].classes, source.column("y").tolist()) == (("cafe", "caf\u00e9"), [1, 1, 1, 0])
-    assert source.with_classes({"y": ("caf\u00e9", "cafe")}).column("y").tolist() == [0, 0, 0, 1]
-
-
-def test_stages_take_names_without_the_blanks_around_them():
-    made = ManifestSource(pa.table({"y": ["cat ", "cat "]}), {"y": "y"}).with_classes({"y": ("ape", "cat")})
-    assert made.column("y").tolist() == [1, 1]
-    some = ManifestSource(pa.table({"y": ["cat", None]}), {"y": {"name": "y", "null": "ignore"}})
-    assert some.with_classes({"y": ("ape", "cat")}).column("y").tolist() == [1, -100]
-    lists = ManifestSource(pa.table({"y": [["a"], ["b", "a"]]}), {"y": "y"}).with_classes({"y": ("c", "b", "a")})
-    assert read(lists, [0, 1])["y"].tolist() == [[0, 0, 1], [0, 1, 1]]
+@pytest.mark.parametrize(
+    ("cells", "classes", "wanted"),
+    [
+        (["cat ", "cat "], ("ape", "cat"), [1, 1]),
+        (["cat", None], ("ape", "cat"), [1, -100]),
+        ([["a"], ["b", "a"]], ("c", "b", "a"), [[0, 0, 1], [0, 1, 1]]),
+        (["caf\u00e9", "cafe\u0301", "\ufeffcaf\u00e9 ", "cafe"], ("caf\u00e9", "cafe"), [0, 0, 0, 1]),
+    ],
+)
+def test_stages_take_names_without_blanks_or_unicode_forms(cells, classes, wanted):
+    source = ManifestSource(pa.table({"y": cells}), {"y": {"name": "y", "null": "ignore"}})
+    assert read(source.with_classes({"y": classes}), range(len(cells)))["y"].tolist() == wanted
 
 
 def test_a_word_for_no_value_gets_a_note(caplog):
     note_names.cache_clear()
     ManifestSource(pa.table({"y": ["cat", "nan", "None", "dog"]}), {"y": "y"})
-    (record,) = caplog.records
-    assert record.getMessage().startswith("the table given: column 'y': names 'None', 'nan' may stand for no")
+    assert "column 'y': names 'None', 'nan' may stand for no" in caplog.text
 
 
-def test_lists_that_a_cell_shows_are_refused_as_text_too(tmp_path):
-    (tmp_path / "t.csv").write_text("""a,b\n"['x.png', 'y.png']",1.0\n"['z.png']",2.0\n""")
-    for kind in (None, "text"):
-        said = r"look.* like .*Parquet and JSON Lines keep lists, and with separator="
-        with pytest.raises(ManifestError, match=said):
-            ManifestSource(tmp_path / "t.csv", {"x": {"name": "a", "kind": kind}})
-    with pytest.raises(ManifestError, match=r"t\.csv: is not utf-16, as encoding says"):
-        ManifestSource(tmp_path / "t.csv", {"x": "b"}, encoding="utf-16")
-    floats = pa.table({"b": [3.0, None, 1.0]})
-    field = {"name": "b", "kind": "class", "null": "ignore"}
-    assert ManifestSource(floats, {"y": field}).spec["y"].classes == ("1", "3")
+@pytest.mark.parametrize("kind", [None, "text"])
+def test_lists_that_a_cell_shows_are_refused_as_text_too(kind, file):
+    path = file("t.csv", """a,b\n"['x.png', 'y.png']",1.0\n"['z.png']",2.0\n""")
+    with pytest.raises(ManifestError, match=r"look.* like .*Parquet and JSON Lines keep lists, and with separator="):
+        ManifestSource(path, {"x": {"name": "a", "kind": kind}})
 
 
 def vectors(table, **options):
@@ -452,10 +380,10 @@ def test_numbers_are_read_exactly(file, cells, values):
 @pytest.mark.parametrize(
     ("first", "cell", "message"),
     [
-        *(("1", cell, "is not a number") for cell in ("x", "1,5", "0.5.1", "--1")),
-        *(("1", cell, "is not a finite decimal number") for cell in ("0x10", "inf", "-Infinity")),
+        *(("1", cell, "is not a number") for cell in ("x", "1,5")),
+        *(("1", cell, "is not a finite decimal number") for cell in ("0x10", "-Infinity")),
         ("1", "9223372036854775808", "rounded"),
-        *(("0.5", cell, "rounded") for cell in ("-9007199254740993", "+9007199254740993")),
+        ("0.5", "-9007199254740993", "rounded"),
     ],
 )
 def test_text_that_is_no_number_or_would_be_rounded_is_an_error(file, first, cell, message):
@@ -490,16 +418,15 @@ def test_words_for_nothing_are_no_numbers(file, cell):
     assert (values.tolist(), values.dtype) == ([1, -100, 3], np.int64)
 
 
-@pytest.mark.parametrize("kind", ["int64", "uint8", "int16"])
+@pytest.mark.parametrize("kind", ["int64", "uint8"])
 def test_whole_numbers_are_classes_if_the_user_says_so(kind):
     table = pa.table({"y": pa.array([10, 30, None, 20, 10], kind), "f": [0.5] * 5})
     source = ManifestSource(table, {"y": {"name": "y", "kind": "class", "null": "drop"}})
     assert (source.spec["y"].classes, source.column("y").tolist()) == (("10", "20", "30"), [0, 2, 1, 0])
+    assert source.with_classes({"y": ("30", "20", "10")}).column("y").tolist() == [2, 0, 1, 2]
     for classes in ([30, 20, 10], ["30", "20", "10"]):  # with or without the kind
         given = ManifestSource(table, {"y": {"name": "y", "classes": classes, "null": "ignore"}})
         assert (given.spec["y"].classes, given.column("y").tolist()) == (("30", "20", "10"), [2, 0, -100, 1, 2])
-    val = ManifestSource(pa.table({"y": pa.array([30, 10], kind)}), {"y": {"name": "y", "kind": "class"}})
-    assert val.with_classes({"y": ("10", "20", "30")}).column("y").tolist() == [2, 0]
     wrong = {"y": ([10, 20], None, "'30' is not one of"), "f": (None, "class", "double, neither text nor whole")}
     for name, (classes, chosen, said) in wrong.items():
         with pytest.raises(AsyncDataError, match=said):

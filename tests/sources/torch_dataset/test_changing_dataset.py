@@ -1,15 +1,19 @@
-"""A dataset that its user changes between epochs, and one that draws, against a DataLoader."""
+"""Datasets that their users change between epochs, that draw, or that open files with their first sample."""
 
 import itertools
 import os
+import pickle
 import random
 import time
+import tracemalloc
 
+import cloudpickle
+import h5py
 import numpy as np
 import pytest
 import torch
 from support.threads.waits import until
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from lit_async_data import AsyncLoader, ConcatSource, DatasetSource, SubsetSource
 from lit_async_data.errors import ChangedError, ReadError
@@ -87,21 +91,9 @@ def epochs(loader, change, count=3, wait=False):
 
 @pytest.mark.parametrize("options", [{"workers": 0}, THREADS], ids=["loop", "threads"])
 @pytest.mark.parametrize("way", WAYS)
-def test_an_attribute_that_is_set_between_passes_holds_from_the_next_pass_on(way, options):
-    of = Curriculum()
-    source = WAYS[way](of)
-
-    def change(epoch):
-        of.strength = epoch
-
-    threads = bool(options.get("workers"))
-    assert epochs(loader_of(source, **options), change, wait=threads) == [{(-1, 0)}, {(-1, 1)}, {(-1, 2)}]
-
-
-@pytest.mark.parametrize("options", [{"workers": 0}, THREADS], ids=["loop", "threads"])
-@pytest.mark.parametrize("way", WAYS)
-def test_set_epoch_is_called_with_the_epoch_of_the_samples(way, options):
-    of = Epochs()
+@pytest.mark.parametrize(("kind", "seen"), [(Curriculum, [-1, -1, -1]), (Epochs, [0, 1, 7])])
+def test_an_attribute_that_is_set_and_the_epoch_hold_from_the_next_pass_on(kind, seen, way, options):
+    of = kind()
     loader = loader_of(WAYS[way](of), **options)
 
     def change(epoch):
@@ -109,8 +101,8 @@ def test_set_epoch_is_called_with_the_epoch_of_the_samples(way, options):
         if epoch == 2:
             loader.set_epoch(7)
 
-    threads = bool(options.get("workers"))
-    assert epochs(loader, change, wait=threads) == [{(0, 0)}, {(1, 10)}, {(7, 20)}]
+    found = epochs(loader, change, wait=options is THREADS)
+    assert found == [{(seen[0], 0)}, {(seen[1], 10)}, {(seen[2], 20)}]
     assert READING.epoch is None  # whoever reads the dataset now, reads it as it is
 
 
@@ -257,3 +249,94 @@ def test_the_loop_draws_as_a_dataloader_without_workers():
     torch.manual_seed(1)
     theirs = [batch["torch"] for batch in DataLoader(Noise(), 3, generator=torch.Generator())]
     assert torch.equal(torch.cat(ours), torch.cat(theirs))
+
+
+class Lazy(Dataset):
+    """As in most tutorials."""
+
+    def __init__(self, path):
+        self.path, self.file, self.add = path, None, 0
+
+    def __len__(self):
+        return 8
+
+    def opened(self):
+        if self.file is None:
+            self.file = h5py.File(self.path, "r")
+        return self.file
+
+    def __getitem__(self, number):
+        return {"x": self.opened()["x"][number] + self.add, "process": os.getpid()}
+
+
+class Marked(Lazy):
+    is_open = False
+
+    def opened(self):
+        if not self.is_open:
+            self.file, self.is_open = h5py.File(self.path, "r"), True
+        return self.file
+
+
+class Many(Lazy):
+    def __init__(self, path):
+        self.path, self.files, self.add = path, {}, 0
+
+    def opened(self):
+        if self.path not in self.files:
+            self.files[self.path] = h5py.File(self.path, "r")
+        return self.files[self.path]
+
+
+@pytest.fixture
+def path(h5):
+    return h5(x=np.arange(16.0).reshape(8, 2))
+
+
+def sent(source):
+    return cloudpickle.loads(cloudpickle.dumps(source)).dataset
+
+
+@pytest.mark.parametrize("make", [Lazy, Marked, Many, lambda path: ConcatDataset([Subset(Many(path), range(8))])])
+def test_a_dataset_that_opens_its_file_with_its_first_sample_is_sent_unopened(path, make):
+    dataset = make(path)
+    source = DatasetSource(dataset)
+    source.read_into(np.arange(2), {"x": np.empty((2, 2)), "process": np.empty(2, "i8")})
+    assert source.dataset is dataset
+    assert [sent(source)[number]["x"].tolist() for number in (0, 7)] == [[0, 1], [14, 15]]
+
+
+@pytest.mark.processes
+def test_a_reader_process_reads_it(path):
+    options = {"batch_size": 8, "shuffle": False, "worker_kind": "process", "workers": 1}
+    with AsyncLoader(DatasetSource(Lazy(path)), options) as loader:
+        (batch,) = loader
+    assert batch["x"].tolist() == np.arange(16.0).reshape(8, 2).tolist()
+    assert os.getpid() not in batch["process"].tolist()
+
+
+def test_what_the_user_sets_later_is_sent_and_what_was_opened_is_not(path):
+    dataset = Marked(path)
+    source = DatasetSource(dataset)
+    dataset.add = 5
+    assert vars(sent(source)) == {"path": path, "file": None, "add": 5}
+    assert (dataset.file["x"][1] == [2, 3]).all()
+
+
+def test_a_dataset_that_can_be_pickled_is_sent_as_it_is(path):
+    source = DatasetSource(TensorDataset(torch.zeros(4, 2)))
+    source.dataset.tensors[0][1] = 7
+    assert pickle.loads(pickle.dumps(source)).dataset.tensors[0][1].tolist() == [7, 7]
+
+
+@pytest.mark.parametrize("held", [torch.zeros(4, 2**20), np.zeros((4, 2**20), "f4")], ids=["torch", "numpy"])
+def test_what_a_dataset_holds_is_not_copied(path, held):
+    dataset = Lazy(path)
+    dataset.held = held
+    tracemalloc.start()
+    try:
+        source = DatasetSource(dataset)
+        assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert (sent(source).held == held).all()

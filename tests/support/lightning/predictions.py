@@ -44,14 +44,10 @@ def predict_with_ranks(path, ranks, source, predicted=predicted_of, **options):
     every[0][0].merge()
 
 
-def table_in(path, name="predictions"):
-    """The Parquet file. Closed when this returns: pyarrow's own threads may close a file that they opened later."""
-    with open(f"{path}/{name}.parquet", "rb") as file:
-        return pyarrow.parquet.read_table(file)
-
-
 def rows_in(path, name="predictions"):
-    return table_in(path, name).to_pydict()
+    # Closed when this returns: pyarrow's own threads may close a file that they opened later.
+    with open(f"{path}/{name}.parquet", "rb") as file:
+        return pyarrow.parquet.read_table(file).to_pydict()
 
 
 def arrays_in(path, name="predictions"):

@@ -1,17 +1,16 @@
 """Programs as users write them for Lightning. `PROGRAMS` maps a sentence that describes each to its function."""
 
 import gc
-import os
 import sys
 
 import numpy as np
 import torch
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from lit_async_data import AsyncLoader, DevicePrefetcher, LoaderOptions, prefetched
+from lit_async_data import AsyncLoader, LoaderOptions, prefetched
 from lit_async_data.testing import ArraySource
 from support.lightning.rows import WIDTH, Numbers, Stream
-from support.lightning.runs import BATCH, PROGRAMS, VAL, Learner, Run, program
+from support.lightning.runs import PROGRAMS, VAL, Learner, program
 from support.lightning.trainer import pl, readers
 
 __all__ = ["PROGRAMS", "BrokenError", "Writer", "broken_at"]
@@ -27,9 +26,9 @@ def loaders_as_arguments(run):
 
 
 class Theirs(pl.LightningDataModule):
-    def __init__(self, run, batch_size=BATCH, *, shuffle=True):
+    def __init__(self, run):
         super().__init__()
-        self.run, self.batch_size, self.shuffle, self.calls = run, batch_size, shuffle, []
+        self.run, self.calls = run, []
 
     def prepare_data(self):
         self.calls.append("prepare_data")
@@ -42,7 +41,7 @@ class Theirs(pl.LightningDataModule):
 
     def train_dataloader(self):
         self.calls.append("train")
-        return self.run.load(shuffle=self.shuffle, batch_size=self.batch_size)
+        return self.run.load(shuffle=True)
 
     def val_dataloader(self):
         self.calls.append("val")
@@ -78,16 +77,10 @@ class Several(Learner):
         return sum(losses)
 
 
-@program(of=["a dict", "a list", "nested"])
-def several_training_loaders(run, of):
+@program
+def several_training_loaders(run):
     run.model = Several()
-    short, long = run.load(6), run.load(first=1000)
-    if of == "nested":
-        run.model.training_step = lambda batch, batch_idx: sum(
-            run.model.see("train", part, batch_idx) or run.model.loss(part) for part in (batch["a"], *batch["b"])
-        )
-    loaders = {"a dict": {"a": short, "b": long}, "a list": [short, long], "nested": {"a": short, "b": [long, short]}}
-    run.fit(loaders[of], max_epochs=2)
+    run.fit([run.load(6), run.load(first=1000)], max_epochs=2)
 
 
 @program(mode=["min_size", "max_size", "max_size_cycle"])
@@ -230,19 +223,6 @@ def a_module_reads_attributes_of_its_loaders(run):
     run.fit(run.load(shuffle=True), [run.val(), run.val(3)], max_epochs=2)
 
 
-@program
-def the_batch_size_finder(run):
-    tuner, cwd = sys.modules[pl.__name__ + ".tuner"].Tuner, os.getcwd()
-    os.chdir(run.folder)
-    try:
-        dm, fit = Theirs(run, 1, shuffle=False), run.trainer()
-        run.model.drops = False
-        run.note(tuner(fit).scale_batch_size(run.model, datamodule=dm, max_trials=2, steps_per_trial=2))
-        fit.fit(run.model, datamodule=dm)
-    finally:
-        os.chdir(cwd)
-
-
 # Which batches the Trainer takes: limits, early stopping, checkpoints.
 
 EarlyStopping, ModelCheckpoint = pl.callbacks.EarlyStopping, pl.callbacks.ModelCheckpoint
@@ -251,23 +231,15 @@ EarlyStopping, ModelCheckpoint = pl.callbacks.EarlyStopping, pl.callbacks.ModelC
 @program(
     options=[
         {"num_sanity_val_steps": -1},
-        {"limit_val_batches": 0},
         {"val_check_interval": 0.25},
         {"val_check_interval": 3, "check_val_every_n_epoch": None, "max_epochs": 4},
         {"overfit_batches": 0.5},
-        {"fast_dev_run": 3},
         {"reload_dataloaders_every_n_epochs": 2, "max_epochs": 4, "num_sanity_val_steps": 1},
         {"accumulate_grad_batches": 2, "max_steps": 3, "max_epochs": 9},
-        {"precision": "64-true"},
         {"inference_mode": False, "num_sanity_val_steps": 1},
-        {"use_distributed_sampler": False},
-        {"barebones": True, "logger": None, "enable_checkpointing": None, "num_sanity_val_steps": None}
-        | {"enable_progress_bar": None, "enable_model_summary": None},
     ]
 )
 def the_trainer_with(run, options):
-    if "barebones" in options:
-        run.model.log = lambda *args, **more: None
     again = options.get("reload_dataloaders_every_n_epochs", 0) > 0
     model = run.model
     model.train_dataloader, model.val_dataloader = lambda: run.load(shuffle=not again), run.val
@@ -296,19 +268,6 @@ def everything_twice_with_one_trainer(run):
         fit.validate(run.model, val, verbose=False)
         fit.test(run.model, train, verbose=False)
         run.note([part.tolist() for part in fit.predict(run.model, val)])
-
-
-@program
-def validation_inside_a_training_callback(run):
-    class Other(pl.Callback):
-        def on_train_epoch_end(self, trainer, module):
-            inner = Run(run.workers, run.folder, [DevicePrefetcher()] if run.callbacks else [])
-            state = torch.get_rng_state()
-            inner.trainer().validate(inner.model, inner.val(3), verbose=False)
-            torch.set_rng_state(state)
-            run.note(inner.model.journal)
-
-    run.fit(run.load(), run.val(), more=[Other()], max_epochs=2)
 
 
 # Errors and signals, and the next run after them.

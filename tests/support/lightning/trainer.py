@@ -153,6 +153,14 @@ def datamodule(loader=None, **options):
     return lad.AsyncDataModule(**options, loader=basic | (loader or {}))
 
 
+def source(length=1000, **arrays):
+    return ArraySource({"x": np.zeros((length, 3), np.float32), **arrays})
+
+
+def dm_of(**options):
+    return lad.AsyncDataModule(**{"train": source(), "val": source(100), "loader": {"batch_size": 10}} | options)
+
+
 def on_device(source=None, **options):
     chosen = {"batch_size": BATCH, "shuffle": True, "return_indices": True, "queue_depth": 3}
     return lad.AsyncLoader(source or CountingSource(), chosen, device="cuda:0", **options)

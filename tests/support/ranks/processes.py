@@ -1,4 +1,4 @@
-"""Processes of a distributed run: their environment, and waiting for all of them."""
+"""Processes of a distributed run: their environment, also as tasks of a job of SLURM, and waiting for all of them."""
 
 import contextlib
 import itertools
@@ -7,11 +7,27 @@ import signal
 import socket
 import subprocess
 import time
+from pathlib import Path
 
 import torch
 
 # Seconds. Each process imports torch and Lightning, on a machine that may have one core.
 PATIENCE_S = 280
+# Ends the tasks of the job, as SLURM does when it requeues one; so they must have saved before.
+SCONTROL = """#!/bin/sh
+echo "$@" >> "$SCONTROL_LOG"
+if [ -e "$SCONTROL_LOG.tasks" ]; then kill -KILL $(cat "$SCONTROL_LOG.tasks"); else kill -TERM $PPID; fi
+"""
+# Starts the tasks of one node.
+SRUN = """#!/bin/sh
+while [ "${1#--}" != "$1" ]; do shift; done
+rm -f "$SCONTROL_LOG.tasks"
+for rank in $(seq 0 $((SLURM_NTASKS - 1))); do
+    SLURM_NODEID=0 SLURM_PROCID=$rank SLURM_LOCALID=$rank "$@" &
+    echo $! >> "$SCONTROL_LOG.tasks"
+done
+wait
+"""
 
 
 # Not those that the system gives to outgoing connections: one could take the port before the first rank listens there.
@@ -93,3 +109,29 @@ def run_together(commands, folder):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(timeout=10)
     assert codes == [0] * len(codes), f"{codes}\n" + "\n".join(log.read_text()[-8000:] for log in logs)
+
+
+def environment(folder, job, *, rank=0, ranks=1, restarts=0, **more):
+    """The variables of one task of a job, with a PATH to a `scontrol` that notes its calls in ``scontrol.log``."""
+    commands = Path(folder, "bin")
+    commands.mkdir(exist_ok=True)
+    for name, text in {"scontrol": SCONTROL, "srun": SRUN}.items():
+        (commands / name).write_text(text)
+        (commands / name).chmod(0o755)
+    found = {
+        "PATH": f"{commands}:{os.environ['PATH']}",
+        "SCONTROL_LOG": f"{folder}/scontrol.log",
+        "SLURM_JOB_ID": job,
+        "SLURM_JOB_NAME": "train",
+        "SLURM_NTASKS": ranks,
+        "SLURM_NTASKS_PER_NODE": ranks,
+        "SLURM_NNODES": 1,
+        "SLURM_CPUS_PER_TASK": 1,
+        "SLURM_NODEID": 0,
+        "SLURM_PROCID": rank,
+        "SLURM_LOCALID": rank,
+        **more,
+    }
+    if restarts:  # not set before the first restart
+        found["SLURM_RESTART_COUNT"] = restarts
+    return {name: str(value) for name, value in found.items()}

@@ -339,24 +339,8 @@ def refused(error, words, path, fields, **options):
 
 def refused_when_read(error, words, path, fields, samples, **options):
     """Asserts that building a source succeeds and reading these samples raises an error that names these words."""
-    with contextlib.closing(HDF5Source(path, fields, **options)) as source:
-        return _refused(error, words, path, source, samples)
-
-
-def _refused(error, words, path, source, samples):
-    with pytest.raises(error) as caught:
+    with contextlib.closing(HDF5Source(path, fields, **options)) as source, pytest.raises(error) as caught:
         read(source, samples)
     assert_names(str(caught.value), words, path)
     assert caught.value.sample_id is None or caught.value.sample_id in np.asarray(samples)
     return caught.value
-
-
-def refused_sooner_or_later(error, words, path, fields, **options):
-    """Asserts that building a source or reading all its samples raises an error that names these words; returns it."""
-    try:
-        source = HDF5Source(path, fields, **options)
-    except error as early:
-        assert_names(str(early), words, path)
-        return early
-    with contextlib.closing(source):
-        return _refused(error, words, path, source, np.arange(len(source)))

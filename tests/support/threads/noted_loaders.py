@@ -113,8 +113,3 @@ def read_ahead(loader, count):
 
 def reader():
     return [thread for thread in threading.enumerate() if "lit_async_data reader" in thread.name]
-
-
-def shut_down(iterator):
-    if hasattr(iterator, "_shutdown_workers"):
-        iterator._shutdown_workers()

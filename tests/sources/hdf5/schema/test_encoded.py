@@ -11,10 +11,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.files.damage import damage_chunk
-from support.files.encoded_images import IMAGES, PIXELS
 from support.files.stored_fields import AT, ROWS, numbers
 from support.sources.comparison import assert_same_samples
-from support.sources.oracle import Model, check, read, read_from, refused, refused_sooner_or_later
+from support.sources.oracle import check, read, read_from, refused
 
 from lit_async_data import AsyncLoader, ConfigError, CorruptError, Field, FormatError, HDF5Source, SourceError
 from lit_async_data.testing import check_contract
@@ -25,13 +24,10 @@ from lit_async_data.testing import check_contract
     [
         ([0, 2, 4, 4, 8, 10], None),
         ([0, 2, 4, 9, 11, 13], 3),  # the values end early
-        ([0, 2, 4, 6, 0, 0], 3),  # the last were never written
         ([0, 4, 2, 6, 8, 10], 1),
         ([0, 2, 4, -1, 8, 10], 2),
         ([1, 3, 5, 7, 9, 10], 0),  # counted from 1
-        ([0, 2, 4, 6, 8], 3),  # the end is missing
         ([0, 11], 0),
-        ([0, 8, 16, 24, 32, 40], 1),  # in bytes
     ],
 )
 @pytest.mark.parametrize("sparse", [False, True])
@@ -50,7 +46,7 @@ def test_offsets_cut_all_values_in_their_order_or_are_refused(h5, offsets, row, 
         assert sorted(filter(None, source[number]["x"].tolist())) == [*range(begin + 1, end + 1)]
 
 
-@pytest.mark.parametrize("offsets", [[[0, 1], [2, 3]], [0.5, 3.0], [0.0, np.nan], [0.0, np.inf], 3], ids=str)
+@pytest.mark.parametrize("offsets", [[[0, 1], [2, 3]], [0.5, 3.0], [0.0, np.nan], 3], ids=str)
 def test_offsets_are_whole_numbers_on_one_axis(h5, offsets):
     path = h5(**{"x/values": np.arange(3), "x/offsets": offsets})
     refused(FormatError, [f"{path}:/x/offsets: has not one axis of integers"], path, {"x": "x"})
@@ -88,9 +84,7 @@ def test_another_dataset_says_where_samples_begin_end_or_how_long_they_are(h5, r
     [
         ("offsets", [0, 3, 7], 1, "offsets must begin with 0, never fall and end with 8"),  # or they are starts
         ("starts", [1, 3, 7], 0, "1 to 3 of 8 elements; starts must begin with 0"),  # counted from 1
-        ("starts", [0, 3, 9], 1, "3 to 9 of 8 elements"),
         ("ends", [3, 2, 8], 1, "3 to 2 of 8 elements; ends must never fall"),
-        ("ends", [3, 9], 1, "3 to 9 of 8 elements"),
         ("lengths", [3, -1, 2], 1, "3 to 2 of 8 elements; lengths must not be negative"),
         ("lengths", [3, 6], 1, "nor exceed 8 together"),
         ("lengths", np.array([2**63, 2**63], "u8"), 0, "lengths must not be negative"),
@@ -102,14 +96,8 @@ def test_wrong_boundaries_are_named_with_their_row_when_the_source_is_built(h5, 
     assert (error.dataset, error.row) == ("cut", row)
 
 
-def test_values_behind_the_last_end_are_in_no_sample_and_parts_without_samples_are_left_out(h5):
-    paths = [h5(f"{n}.h5", x=np.arange(8), n=np.array(lengths, "i4")) for n, lengths in enumerate([[2, 3], [], [1]])]
-    source = HDF5Source(paths, {"x": Field("x", lengths="n")})
-    assert read(source, [0, 1, 2])["x"].tolist() == [[0, 1, 0], [2, 3, 4], [0, 0, 0]]
-
-
-def test_errors_of_values_name_the_sample_that_has_them(h5):
-    path = h5(x={"data": np.arange(8.0), "chunks": (2,), "fletcher32": True}, cut=[3, 3, 8])
+def test_errors_of_values_name_the_sample_that_has_them_and_what_lies_behind_the_last_end_is_in_none(h5):
+    path = h5(x={"data": np.arange(12.0), "chunks": (2,), "fletcher32": True}, cut=[3, 3, 8])
     damage_chunk(path, "x", (4,))
     source = HDF5Source(path, {"x": Field("x", ends="cut"), "n": "cut"})
     assert source[0]["x"].tolist() == [0, 1, 2, 0, 0]
@@ -124,19 +112,11 @@ def test_errors_of_values_name_the_sample_that_has_them(h5):
         ({"ends": "cut", "lengths": "cut"}, "lengths: one of offsets, starts, ends, lengths is enough"),
         ({"offsets": [-3, 0.5]}, "offsets: [-3, 0.5] is neither the name of a dataset nor a list of whole numbers"),
         ({"ends": "cut", "window": (0, 2)}, "fields.x.window: does not apply to "),
-        ({"ends": "cut", "kind": "class"}, "fields.x.kind: does not apply to "),
-        ({"attr": "a", "ends": "cut"}, "ends: does not apply to an attribute"),
     ],
 )
 def test_options_that_do_not_go_with_boundaries_are_named(h5, options, said):
     path = h5(x=np.arange(8), cut=[3, 8])
     refused(ConfigError, [said], path, {"x": {"name": "x", **options}})
-
-
-def test_images_lie_end_to_end_beside_their_boundaries(h5):
-    path = h5(jpg=np.frombuffer(b"".join(IMAGES[:3]), np.uint8), size=list(map(len, IMAGES[:3])))
-    source = HDF5Source(path, {"x": Field("jpg", decode="image", lengths="size")})
-    assert (read(source, [2, 0, 1])["x"] == PIXELS[[2, 0, 1]]).all()
 
 
 def add_nwb(path):
@@ -170,18 +150,15 @@ def add_categorical(path, name, codes):
         group["categories"] = np.array(["B", "NK", "T"], object)
 
 
-@pytest.mark.parametrize("kind", ["i1", "u1", "i2"])
-def test_a_categorical_group_is_its_codes_and_its_categories_are_the_classes(h5, kind):
+def test_a_categorical_group_is_its_codes_and_its_categories_are_the_classes_or_ids_of_a_table(h5):
     path = h5(data=numbers((ROWS, 2)))
-    add_categorical(path, "cells/type", (np.arange(ROWS) % 3).astype(kind))
-    model = check(path, {"x": "data", "y": "cells/type"})
+    add_categorical(path, "cells/type", (np.arange(ROWS) % 3).astype("u1"))
+    assert check(path, {"x": "data", "y": "cells/type"}).values["y"].dtype == np.int64
+    assert HDF5Source(path, ["type"], group="cells").spec["type"].classes == ("B", "NK", "T")
     table, key = pa.table({"type": ["T", "B", "NK"], "z": [9, 7, 8]}), Field("cells/type", kind="text")
     source = HDF5Source(path, {"t": key, "z": "z"}, table=table, on={"type": "cells/type"})
     assert source.column("cells/type").tolist() == (["B", "NK", "T"] * ROWS)[:ROWS]
     assert (source.spec["t"].texts, source.column("z").tolist()) == (("B", "NK", "T"), ([7, 8, 9] * ROWS)[:ROWS])
-    assert model.values["y"].dtype == np.int64
-    assert HDF5Source(path, ["cells/type"]).spec["cells/type"].classes == ("B", "NK", "T")
-    check(path, {"y": "type"}, group="cells")
 
 
 def add_csr(path, matrix, *, name="X", kind="csr_matrix", index="i4", backwards=False, **options):
@@ -243,8 +220,7 @@ def add_bare_csr(path, matrix, shape, *, attribute=False, **datasets):
         for name in list(file["X"].attrs):
             del file["X"].attrs[name]
         (file["X"].attrs if attribute else file["X"])["shape"] = np.array(shape, "i4")
-        for name, values in datasets.items():
-            file[f"X/{name}"] = values
+        file["X"].update(datasets)
 
 
 CELLS = numbers((3, 5), "f4") * (np.arange(5) % 2)
@@ -266,17 +242,15 @@ def test_the_barcodes_of_10x_are_samples(path, genes):
     assert source.spec.names("cell", source.column("cell")).tolist() == ["AA-1", "AC-1", "AG-1"]
 
 
-def test_columns_instead_of_rows_are_refused_with_a_way_out(h5, tmp_path):
-    path = h5(y=np.arange(ROWS))
+def test_columns_instead_of_rows_are_refused_with_a_way_out(h5):
+    path = h5("csc.h5")
     add_csr(path, np.eye(ROWS), kind="csc_matrix")
     refused(FormatError, [path, "X", "csc", "csr"], path, {"x": "X"})
-    for name, matrix in (("columns", CELLS), ("square", CELLS[:, :3])):
-        other = str(tmp_path / f"{name}.h5")
-        add_bare_csr(other, matrix, matrix.shape[::-1])
-        refused(FormatError, ["X: does not say by encoding-type = 'csr_matrix'", "store it by rows"], other, {"x": "X"})
-    for shape, said in (([3], "of shape (3,)"), ([], "without shape; give it one")):
-        add_bare_csr(other := str(tmp_path / f"{len(shape)}.h5"), CELLS, shape)
-        refused(FormatError, [f"X: is a sparse matrix {said}"], other, {"x": "X"})
+    unsaid = ["X: does not say by encoding-type = 'csr_matrix'", "store it by rows"]
+    cases = [(CELLS, (5, 3), unsaid), (CELLS[:, :3], (3, 3), unsaid), (CELLS, [], ["sparse matrix without shape"])]
+    for number, (matrix, shape, said) in enumerate(cases):
+        add_bare_csr(other := h5(f"{number}.h5"), matrix, shape)
+        refused(FormatError, said, other, {"x": "X"})
 
 
 @pytest.mark.parametrize(
@@ -284,7 +258,7 @@ def test_columns_instead_of_rows_are_refused_with_a_way_out(h5, tmp_path):
     [
         ("indptr", AT, 10**6, AT - 1),
         ("indptr", 0, -1, 0),
-        *(("indices", "of AT", value, AT) for value in (11, -1, 10**6, 2**64 - 1)),
+        *(("indices", "of AT", value, AT) for value in (11, -1, 2**64 - 1)),
     ],
 )
 def test_a_damaged_sparse_matrix_is_refused_and_the_row_named(h5, name, place, value, row):
@@ -293,15 +267,9 @@ def test_a_damaged_sparse_matrix_is_refused_and_the_row_named(h5, name, place, v
     add_csr(path, matrix, chunks=(5,), compression="gzip", index="u8" if value > 10**6 else "i4")
     with h5py.File(path, "r+") as file:
         file["X"][name][file["X/indptr"][AT] if place == "of AT" else place] = value
-    error = refused_sooner_or_later(SourceError, [path, "X", "row", row, value], path, {"x": "X"})
-    assert error.row in (None, row)
-
-
-def test_a_sample_longer_than_max_length_is_refused_at_once(h5):
-    lengths = [3, 0, 7, 1, 1, 7, 0, 2, 9, 4]
-    path = h5(**{"words/values": np.ones(34, "i4"), "words/offsets": np.cumsum([0, *lengths])})
-    assert refused(FormatError, [path, "words", 8], path, {"x": Field("words", max_length=8)}).row in (None, 8)
-    assert Model(path, {"x": Field("words")}).values["x"].shape == (10, 9)
+    with pytest.raises(SourceError, match=rf"{path}:/X.*row {row}.* {value}\b") as raised:
+        read_from(path, {"x": "X"})
+    assert raised.value.row in (None, row)
 
 
 def test_samples_without_a_single_value_are_not_taken_for_no_samples(h5):

@@ -1,6 +1,5 @@
 """What a dataset holds: found by any name and link, and refused where it is damaged or can be no field."""
 
-import dataclasses
 import struct
 import zlib
 from pathlib import Path
@@ -9,9 +8,9 @@ import h5py
 import numpy as np
 import pytest
 from h5py import h5t
-from support.files.damage import ODD, VALUES, check_refused, patch, read_all
+from support.files.damage import patch
 from support.files.hdf5 import create, numbered
-from support.sources.oracle import check, read, refused
+from support.sources.oracle import check, read, read_from, refused
 
 from lit_async_data import AsyncDataError, CorruptError, Field, FormatError, HDF5Source, MissingError
 
@@ -36,66 +35,31 @@ def broken(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("name", ["bad", "/bad", "link", "group", "group/x"])
+@pytest.mark.parametrize("name", ["bad", "link", "group/x"])
 def test_a_damaged_dataset_is_called_damaged_and_not_missing(broken, name):
     said = [f"{broken}:/{name.strip('/')}", " cannot be ", "checksum"]
     error = refused(CorruptError, said, broken, ["data", name])
     assert (error.file, error.dataset) == (broken, name)
-
-
-def test_damage_beside_the_fields_is_named_too(broken):
     refused(CorruptError, [f"rows: {broken}:/bad: ", "damaged"], broken, ["data"], rows="bad")
-    source = HDF5Source(broken, ["data"])
-    with pytest.raises(CorruptError, match=rf"{broken}:/bad: .*damaged"):
-        source.column("bad")
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({}, ["cannot be opened: ", "corruption"]),
-        ({"chunks": (8,)}, ["behind the {} bytes of the file; was it truncated"]),
-    ],
-    ids=["one piece", "chunks"],
-)
-def test_values_behind_the_end_of_the_file_are_damage(h5, options, said):
-    path = h5(data={"data": np.arange(64, dtype="i4"), **options})
+def test_values_behind_the_end_of_the_file_are_damage(h5):
+    path = h5(data=np.arange(64, dtype="i4"))
     with h5py.File(path) as file:
-        stored = file["data"].id
-        offset = stored.get_chunk_info(3).byte_offset if options else stored.get_offset()
+        offset = file["data"].id.get_offset()
     content = Path(path).read_bytes()
-    # The size of contiguous values follows their address.
-    at = content.index(offset.to_bytes(8, "little") + (b"" if options else (256).to_bytes(8, "little")))
-    patch(path, at, "<Q", len(content) - 16)
-    refused(CorruptError, [f"{path}:/data", *(each.format(len(content)) for each in said)], path, ["data"])
+    patch(path, content.index(struct.pack("<QQ", offset, 256)), "<Q", len(content) - 16)
+    refused(CorruptError, [f"{path}:/data", "cannot be opened: ", "corruption"], path, ["data"])
 
 
-def test_types_that_numpy_lacks_are_named(tmp_path):
-    path = str(tmp_path / "x.h5")
-    with h5py.File(path, "w") as file:
-        file["data"] = np.ones(4)
-        quad = h5py.h5t.IEEE_F64LE.copy()
-        quad.set_size(16)
-        quad.set_precision(128)
-        quad.set_fields(127, 112, 15, 0, 112)
-        quad.set_ebias(16383)
-        create(file, "quad", (4,), quad)
+def test_types_that_numpy_lacks_are_named(new, path):
+    with new() as file:
         create(file, "time", (4,), h5py.h5t.UNIX_D32LE)
-    for name in ("quad", "time"):
-        said = f"{path}:/{name}: holds values of a type that numpy lacks"
-        error = refused(FormatError, [said], path, ["data", name])
-        assert (error.file, error.dataset) == (path, name)
+    error = refused(FormatError, [f"{path}:/time: holds values of a type that numpy lacks"], path, ["time"])
+    assert (error.file, error.dataset) == (path, "time")
 
 
-@pytest.mark.parametrize(("name", "shown"), [(b"d\xe9", r"d\xe9"), (b"d\x1b[31m", r"d\x1b[31m")])
-def test_names_that_cannot_be_printed_can_be_listed(h5, name, shown):
-    path = h5(data=np.ones(4))
-    with h5py.File(path, "r+") as file:
-        file.id.link(b"data", name, h5py.h5g.LINK_HARD)
-    refused(MissingError, ["has no dataset 'other'; the file holds: ", shown], path, ["other"])
-
-
-@pytest.mark.parametrize("version", [1, 2, 5])
+@pytest.mark.parametrize("version", [1, 5])
 def test_a_netcdf_3_file_is_refused_with_the_command_that_converts_it(tmp_path, version):
     path = tmp_path / "t2m.nc"
     path.write_bytes(b"CDF" + bytes([version]) + bytes(2000))
@@ -106,20 +70,9 @@ def odd_types():
     twelve = h5t.STD_U16BE.copy()
     twelve.set_precision(12)
     twelve.set_offset(3)
-    signed = h5t.STD_I32LE.copy()
-    signed.set_precision(20)
     reversed_order = h5t.STD_I16LE.copy()
     reversed_order.set_order(h5t.ORDER_BE)
-    short = h5t.IEEE_F32LE.copy()  # bfloat16 in the upper bits of 32
-    short.set_fields(31, 23, 8, 0, 23)
-    short.set_precision(32)
-    return {
-        "12 bits": (twelve, 2**12, "u2"),
-        "20 signed bits": (signed, 2**19, "i4"),
-        "turned round": (reversed_order, 2**15, "i2"),
-        "bits": (h5t.STD_B8LE, 2**8, "u1"),
-        "a float like f4": (short, 2**20, "f4"),
-    }
+    return {"12 bits": (twelve, 2**12, "u2"), "turned round": (reversed_order, 2**15, "i2")}
 
 
 @pytest.mark.parametrize("name", odd_types())
@@ -156,58 +109,16 @@ def test_links_inside_the_file_lead_to_the_dataset(new, path):
         file["hard"] = file["deep/down/data"]
         file["soft"] = h5py.SoftLink("/deep/down/data")
         file["soft group"] = h5py.SoftLink("deep/down")
-        file["deep/relative"] = h5py.SoftLink("down/data")
         file["soft to soft"] = h5py.SoftLink("soft group/data")
         file["dangling"] = h5py.SoftLink("/nowhere")
-        file["dangling too"] = h5py.SoftLink("dangling")
         file["round"] = h5py.SoftLink("/round")
         file["hard group"] = file["deep"]
         file["deep/again"] = file["deep"]
-    names = ["hard", "soft", "soft group/data", "deep/relative", "soft to soft", "hard group/down/data"]
+    names = ["hard", "soft", "soft group/data", "soft to soft", "hard group/down/data"]
     for name in [*names, "deep/again/again/down/data", "./deep/./down/data", "deep//down/data"]:
         check(path, {"x": name}, reading="copied")
-    for name, target in (("dangling", "/nowhere"), ("dangling too", "dangling")):
-        refused(MissingError, [f"{path}:/{name}: is a broken link to {target}"], path, {"x": name})
+    refused(MissingError, [f"{path}:/dangling: is a broken link to /nowhere"], path, {"x": "dangling"})
     refused(AsyncDataError, [path], path, {"x": "round"})
-
-
-ODD_DATASETS = {
-    "no values": lambda file: create(file, "x", (4, 0), "i4"),
-    "no values inside": lambda file: create(file, "x", (4, 0, 3), "i4"),
-    "no values at the end": lambda file: create(file, "x", (4, 3, 0), "i4"),
-    "no values in chunks": lambda file: create(file, "x", (4, 0, 3), "i4", chunks=(2, 1, 1), maxshape=(None,) * 3),
-    "wide floats": lambda file: create(file, "x", (5, 2), "g"),
-    "wide complex numbers": lambda file: create(file, "x", (5, 2), "G"),
-    "a table of arrays": lambda file: file.create_dataset("x", (5,), np.dtype(("f4", (3,)))),
-    "a link to its own file": lambda file: file.update({"data": [1, 2], "x": h5py.ExternalLink("x.h5", "/data")}),
-}
-
-
-@pytest.mark.parametrize("kind", ODD_DATASETS)
-def test_odd_datasets_are_right_or_refused(new, path, kind):
-    with new() as file:
-        ODD_DATASETS[kind](file)
-    try:
-        HDF5Source(path, {"x": "x"}).close()
-    except FormatError as error:
-        assert path in str(error)  # noqa: PT017
-    else:
-        check(path, {"x": "x"})
-
-
-@pytest.mark.parametrize("user_block", [0, 512])
-@pytest.mark.parametrize("dtype", ["<i4", ODD])
-def test_values_in_one_piece_at_address_0_are_damage(tmp_path, user_block, dtype):
-    path = tmp_path / "x.h5"
-    with h5py.File(path, "w", userblock_size=user_block) as file:
-        dataset = create(file, "data", (50, 6), dtype)
-        dataset[...] = VALUES
-        file.flush()
-        offset = dataset.id.get_offset()
-    assert (read_all(path) == VALUES).all()
-    patch(path, path.read_bytes().index(struct.pack("<QQ", offset - user_block, 1200)), "<Q", 0)
-    said = ": its values begin at byte 512, in the head" if user_block else ": cannot be read: .*get_offset"
-    check_refused(path, said)
 
 
 def test_members_with_unusual_bits_are_refused(tmp_path):
@@ -221,20 +132,14 @@ def test_members_with_unusual_bits_are_refused(tmp_path):
     refused(FormatError, ["x.bits", "unusual bits", "store it as >u2"], str(tmp_path / "x.h5"), {"x": "x.bits"})
 
 
-@pytest.mark.parametrize("short", [False, True])
-def test_a_short_chunk_of_a_dataset_that_is_read_whole_is_damage(tmp_path, short):
+def test_a_short_chunk_of_a_dataset_that_is_read_whole_is_damage(h5):
     """Rows are chosen when the source is built, by h5py: it would take memory that was never written."""
-    path = tmp_path / "x.h5"
-    with h5py.File(path, "w") as file:
-        file["data"] = np.arange(20)
-        kept = file.create_dataset("kept", data=np.arange(10), chunks=(5,), compression="gzip")
-        content = np.arange(5, 10).tobytes()
-        kept.id.write_direct_chunk((5,), zlib.compress(content[:8] if short else content))
-    if short:
-        with pytest.raises(CorruptError, match=r"^rows: .*x.h5:/kept, chunk \(5,\): 8 bytes instead of 40"):
-            HDF5Source(path, ["data"], rows="kept")
-    else:
-        assert len(HDF5Source(path, ["data"], rows="kept")) == 10
+    path = h5(data=np.arange(20), kept={"data": np.arange(10), "chunks": (5,), "compression": "gzip"})
+    assert len(HDF5Source(path, ["data"], rows="kept")) == 10
+    with h5py.File(path, "a") as file:
+        file["kept"].id.write_direct_chunk((5,), zlib.compress(np.arange(5, 6).tobytes()))
+    with pytest.raises(CorruptError, match=r"^rows: .*x.h5:/kept, chunk \(5,\): 8 bytes instead of 40"):
+        HDF5Source(path, ["data"], rows="kept")
 
 
 @pytest.mark.parametrize("size", [(0, 0), (0, 7), (5, 0)])
@@ -266,30 +171,19 @@ def test_long_doubles_are_cast_if_the_user_says_to_what(h5, kind, to, options):
 
 
 def test_long_doubles_of_any_form_are_cast(h5):
-    values, lengths = np.array([0.1, 2.5, -3], np.longdouble), [2, 1]
-    path = h5(v=values, n=lengths, **{"s0/a": values[:2], "s1/a": values[2:], "s0/b": values, "s1/b": values})
+    values, cast = np.array([0.1, 2.5, -3], np.longdouble), {"dtype": "float64"}
+    path = h5(v=values, n=[2, 1], **{"s0/a": values[:2], "s1/a": values[2:], "s0/b": values, "s1/b": values})
     with h5py.File(path, "a") as file:
-        file.create_dataset("vlen", (2,), h5py.vlen_dtype(np.longdouble))
-        file["vlen"][0], file["vlen"][1] = values[:2], values[2:]
-        for each in ("s0", "s1"):
-            file[each].attrs["y"] = file[each]["c"] = values[0]
-    wanted, cast = [[0.1, 2.5], [-3, 0]], {"dtype": "float64"}
-    rows = HDF5Source(path, {"x": Field("v", lengths="n", **cast), "z": Field("vlen", **cast)})
-    for key in "xz":
-        assert read(rows, [0, 1])[key].tolist() == wanted
-    assert HDF5Source(path, {"x": Field("v", patch=(3,), **cast)})[0]["x"].tolist() == [0.1, 2.5, -3]
-    named = {"x": Field("a", **cast), "z": Field("b", **cast), "y": Field(attr="y", **cast), "one": Field("c", **cast)}
-    groups = read(HDF5Source(path, named, group="s*", sample="group"), [0, 1])
-    assert groups["x"].tolist() == wanted
+        file["s0"].attrs["y"] = file["s1"].attrs["y"] = values[0]
+    wanted = [[0.1, 2.5], [-3, 0]]
+    assert read_from(path, {"x": Field("v", lengths="n", **cast)})["x"].tolist() == wanted
+    named = {"x": Field("a", **cast), "z": Field("b", **cast), "y": Field(attr="y", **cast)}
+    groups = read_from(path, named, group="s*", sample="group")
+    assert (groups["x"].tolist(), groups["y"].tolist()) == (wanted, [0.1] * 2)
     assert groups["z"].tolist() == [[0.1, 2.5, -3]] * 2
-    assert groups["y"].tolist() == groups["one"].tolist() == [0.1, 0.1]
-    for key, each in named.items():
-        plain = dataclasses.replace(each, dtype=None)
-        said = "a single value" if key == "one" else "float128"
-        refused(FormatError, [f"{path}:/s0", f"holds {said}"], path, {key: plain}, group="s*", sample="group")
 
 
-@pytest.mark.parametrize("group", ["train", "/train", "train/", "/train/"])
+@pytest.mark.parametrize("group", ["train", "/train/"])
 def test_a_group_stands_before_the_names_of_fields_and_of_indices(h5, group):
     inside = {"x": numbered((3, 2)), "deep/y": np.arange(3), "who": [1, 0, 1], "age": [5, 6]}
     outside = {"x": numbered((9,)), "y": np.arange(50, 53), "who": [0, 0], "age": [7, 8]}

@@ -21,11 +21,6 @@ def test_any_version_of_the_format(path, earliest):
     check(HDF5Source(path, {"x": "x"}), [[], range(5), []])
 
 
-def test_text_as_bytes(h5):
-    text = ["CCO", "", "c1ccccc1", "Δ"]
-    check(HDF5Source(h5(x=text), {"x": Field("x", dtype="uint8")}), [list(each.encode()) for each in text])
-
-
 def with_wrong_references(path, values):
     written(path, values, np.int32)
     with h5py.File(path) as file:
@@ -89,10 +84,8 @@ def test_references_in_another_file_are_refused(path, h5):
     [
         (Field("x", window=(0, 2)), ConfigError, "window: does not apply"),
         (Field("x", max_length=10), FormatError, "raise max_length"),
-        (Field("x", dtype="uint8", fill=-100), ConfigError, "fields.x.fill: -100 is not a value of uint8"),
         (Field("x", fill=0.5), ConfigError, "fields.x.fill: 0.5 is not a value of int32"),
         (Field("y", fill=1), ConfigError, "fields.x.fill: .*holds no samples of variable length"),
-        (Field("y", null="drop"), ConfigError, "fields.x.null: .*holds no text"),
         (Field("two"), FormatError, "on 2 axes"),
         (Field("nested"), FormatError, "values of variable length"),
         (Field("unwritten"), FormatError, "since none was ever written"),
