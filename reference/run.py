@@ -70,9 +70,8 @@ def starting_checkpoint(cfg: DictConfig) -> str | None:
         chosen = str(found) if chosen == "last" else _best(found)
     typed = None if chosen is None else Path(cfg.paths.work_dir, chosen)  # Hydra may have gone elsewhere
     if typed is not None and not (typed.is_file() and zipfile.is_zipfile(typed)):
-        raise ConfigError(
-            f"{chosen} is not a complete checkpoint; give another file, ckpt_path=last or ckpt_path=best", "ckpt_path"
-        )
+        what = "is not a complete checkpoint" if typed.exists() else "does not exist"
+        raise ConfigError(f"{chosen} {what}; give another file, ckpt_path=last or ckpt_path=best", "ckpt_path")
     return None if typed is None else str(typed)
 
 
@@ -196,8 +195,12 @@ def fitting(checkpoint: str | None, cfg: DictConfig, model: Any) -> Iterator[Non
     except RuntimeError as error:
         if checkpoint is None:
             raise
+        from torch.nn.parameter import is_lazy  # without a shape before the first batch
+
         saved = {name: tuple(each.shape) for name, each in _loaded(checkpoint).get("state_dict", {}).items()}
-        own = {name: tuple(each.shape) for name, each in model.state_dict().items()}
+        own = {
+            name: saved.get(name) if is_lazy(each) else tuple(each.shape) for name, each in model.state_dict().items()
+        }
         names = [*saved, *(own.keys() - saved.keys())] if model.strict_loading else saved.keys() & own.keys()
         differing = [name for name in names if saved.get(name) != own.get(name)]
         if not differing:

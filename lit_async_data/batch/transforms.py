@@ -240,8 +240,8 @@ class Normalize:
     Use it as ``device_transform``. Safe to call from any thread. `of` takes mean and std from `statistics`.
 
     Args:
-        mean: One number, or one per channel; or an array with the axes ``axis``.
-        std: As ``mean``; above 0.
+        mean: One number, or one per channel; or an array with the axes ``axis``. None: 0.5, for integers only.
+        std: As ``mean``; above 0. None: 0.5.
         scale: The values that ``mean`` and ``std`` of integers refer to. ``"stored"``: the stored values. ``"type"``:
             values from 0 to 1: integers are first divided by the largest value of their type, so that ``mean=0.5,
             std=0.5`` maps bytes to the range from −1 to 1: 2 (x / 255 − 0.5). None: ``"stored"``, but an error if the
@@ -249,7 +249,8 @@ class Normalize:
         fields: Keys of a dict batch, or indices into a tuple batch. None: its first field.
         dtype: As in `ToFloat`.
         axis: The axes of a sample, without N, along which ``mean`` and ``std`` vary: 0 for channels, −1 for the last
-            axis, ``(0, 1)`` for means of shape (T, C), ``()`` for one number. None: 0, unless they are single numbers.
+            axis, ``(0, 1)`` for means of shape (T, C), ``()`` for one number; or these by field. None: 0, unless they
+            are single numbers.
 
     Raises:
         ConfigError: An argument is wrong.
@@ -264,19 +265,22 @@ class Normalize:
 
     def __init__(
         self,
-        mean: ArrayLike = 0.5,
-        std: ArrayLike = 0.5,
+        mean: ArrayLike | None = None,
+        std: ArrayLike | None = None,
         *,
         scale: Literal["stored", "type"] | None = None,
         fields: Fields | None = None,
         dtype: str = "float32",
-        axis: int | Sequence[int] | None = None,
+        axis: AxisByKey = None,
     ) -> None:
         if scale not in ("stored", "type", None):
             raise ConfigError(f"{scale!r} is not one of stored, type", "scale")
         self.scale, self.dtype = scale, dtype
         self._float = ToFloat(fields, dtype=dtype)
-        self._scalings = dict.fromkeys(self.fields or (None,), _Scaling(mean, std, axis))
+        self._usual, (mean, std) = mean is None, (0.5 if each is None else each for each in (mean, std))
+        keys: Sequence[Any] = self.fields or (None,)
+        own: Mapping[Any, Any] = axis if isinstance(axis, Mapping) else dict.fromkeys(keys, axis)
+        self._scalings = {key: _Scaling(mean, std, own.get(key)) for key in keys}
 
     @classmethod
     def of(
@@ -301,14 +305,14 @@ class Normalize:
             >>> made.tolist(), normalize.inverse(made).tolist()
             ([-1.0, 0.0, 1.0], [1.0, 2.0, 3.0])
         """
-        made = cls(scale="stored", fields=first_measured(statistics) if fields is None else fields, dtype=dtype)
-        named = axis if isinstance(axis, Mapping) else dict.fromkeys(made._scalings, axis)
-        for key in made._scalings:
+        fields = first_measured(statistics) if fields is None else fields
+        made = cls(0, 1, scale="stored", fields=fields, dtype=dtype, axis=axis)
+        for key, given in made._scalings.items():
             if key not in statistics:
                 raise ConfigError(f"no statistics of {key!r}; choose from {', '.join(map(repr, statistics))}", "fields")
             found = statistics[key]
             _check_spread(key, found)
-            own = (found.axis, found.ndim) if (given := named.get(key)) is None else (given, None)
+            own = (found.axis, found.ndim) if given.axis is None else (given.axis, None)
             made._scalings[key] = _Scaling(found.mean, found.std, *own)
         return made
 
@@ -335,7 +339,7 @@ class Normalize:
     def inverse(self) -> Normalize:
         """The inverse transform; it returns float32 or float64, from 0 to 1 after ``scale="type"``."""
         dtype = self.dtype if self.dtype == "float64" else "float32"
-        made = Normalize(scale="stored", fields=self.fields, dtype=dtype)
+        made = Normalize(0, 1, scale="stored", fields=self.fields, dtype=dtype)
         for key, each in self._scalings.items():
             made._scalings[key] = _Scaling(-each.mean / each.std, 1 / each.std, each.axis, each.ndim)
         return made
@@ -362,6 +366,9 @@ class Normalize:
     def _normalize(self, values: Tensor, field: Any) -> Tensor:
         scaling = self._scalings[field if self.fields else None]
         means = scaling.mean
+        if self._usual and values.is_floating_point():
+            what = "missing, and floats have no usual range; give mean and std, or Normalize.of(statistics(source))"
+            raise ConfigError(what, "mean")
         if self.scale is None and largest(values) > 1 and means.min() >= 0 and means.max() <= 1:
             what = f'means from 0 to 1, but the field holds {values.dtype}: write scale="type" to divide them by '
             what += f'{largest(values)} first, or scale="stored" if mean and std are those of the stored values'

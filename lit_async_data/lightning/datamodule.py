@@ -399,7 +399,7 @@ class AsyncDataModule(pl.LightningDataModule):
                 memory += loader.footprint.budget.total
                 lines += [f"{stage if n == 0 else '':<8}{line}" for n, line in enumerate(summary_lines(loader))]
         if not lines:
-            return f"no data for {', '.join(stages)}"
+            return f"no data for {', '.join(stages)}; give {stages[0]}=SOURCE"
         if self._split_line and "train" in stages:
             lines.insert(0, f"{'split':<8}{self._split_line}")
         return "\n".join([*lines, f"{'memory':<8}{readable(memory)} in all"])

@@ -73,8 +73,8 @@ def run(arguments: argparse.Namespace) -> None:
     with contextlib.closing(call.build()) as source, progress_bar(sys.stderr) as progress:
         packed = pack(source, arguments.output, progress=progress, **given)
     suggested = "" if arguments.fields else f"as inspect suggests: {call.python().splitlines()[-1]}\n"
-    if call.left_out and suggested:
-        suggested += f"not packed: {', '.join(call.left_out)}; name all with --fields KEY=NAME …\n"
+    if suggested and (left_out := [name for name in call.left_out if name not in arguments.columns]):
+        suggested += f"not packed: {', '.join(left_out)}; name all with --fields KEY=NAME …\n"
     sys.stdout.write(suggested + report(packed, arguments.output))
 
 

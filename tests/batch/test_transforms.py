@@ -220,3 +220,21 @@ def test_blocks_are_put_together_as_if_they_were_one(values, cut):
 def test_a_constant_far_from_zero_has_no_spread():
     same = found(np.full((50, 1000), 101325.7, "f4"))
     assert (same.std, same.mean) == (0, np.float32(101325.7))
+
+
+def test_floats_have_no_usual_mean_but_bytes_do():
+    with pytest.raises(ConfigError, match="mean: missing, and floats have no usual range"):
+        Normalize(axis=1)((SCANS.float(),))
+    assert Normalize(scale="type")((CHANNELS,))[0].flatten()[:2].tolist() == [-1, 1]
+    assert Normalize().inverse(torch.tensor([-1.0, 1.0])).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(("axis", "alone"), [({"act": 1, "q": 0}, True), ({"act": 1}, False)])
+def test_each_field_has_an_axis_of_its_own(axis, alone):
+    arrays = {"q": np.random.default_rng(0).random((9, 4)), "act": np.arange(270.0).reshape(9, 5, 6)}
+    source, made = ArraySource(arrays), Normalize(fields=["q", "act"], axis=axis)
+    kept = {key: made.kept(key, source.spec[key]) for key in arrays}
+    of = Normalize.of(statistics(source, [*arrays], axis=kept), [*arrays], dtype="float64")
+    found = of({key: torch.from_numpy(values) for key, values in arrays.items()})
+    assert found["act"].mean((0, 1)).abs().max() < 1e-9
+    assert bool(found["q"].mean(0).abs().max() < 1e-9) is alone

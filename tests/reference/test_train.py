@@ -298,7 +298,7 @@ def test_runs_of_a_sweep_do_not_go_on_from_each_other(composed, runs):
     ("word", "saved", "said"),
     [
         ("best", {}, "best: .* none, as its checkpoints monitor no metric; write ckpt_path=.*last.ckpt"),
-        ("best", {"saver": "gone/epoch_001.ckpt"}, "gone/epoch_001.ckpt is not a complete checkpoint"),
+        ("best", {"saver": "gone/epoch_001.ckpt"}, "gone/epoch_001.ckpt does not exist; give another"),
         ("last", None, r"last\.ckpt is not a complete checkpoint"),
     ],
 )

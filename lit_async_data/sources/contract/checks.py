@@ -104,7 +104,7 @@ def check_same(before: BatchSpec, own: BatchSpec, here: str, there: str, alike: 
             mine, theirs = vars(other[key]), vars(first[key])
             what = next(name for name, value in theirs.items() if mine[name] != value)
             message = f"{key!r} has {what} {mine[what]} in {here}, but {theirs[what]} in {there}"
-            raise FormatError(f"{message}; {alike}{', which dtype= gives fields' * (what == 'dtype')}", dataset=key)
+            raise FormatError(f"{message}; {alike}{'; dtype= of a field sets it' * (what == 'dtype')}", dataset=key)
         if clash := column_clash(own[key].columns, before[key].columns, there):
             raise FormatError(f"{key!r} of {here}: {clash}", dataset=key)
 
@@ -112,7 +112,8 @@ def check_same(before: BatchSpec, own: BatchSpec, here: str, there: str, alike: 
 def values_of(source: Source, key: str, option: str, *, several: bool = False) -> npt.NDArray[Any]:
     field = source.spec.fields.get(key)
     if field is None:
-        raise ConfigError(f"{key!r} is not one of the fields {', '.join(source.spec.fields)}", option)
+        hint = "; write Balanced(KEY), in YAML {balanced: KEY}" * (key == "balanced")
+        raise ConfigError(f"{key!r} is not one of the fields {', '.join(source.spec.fields)}{hint}", option)
     several = several and len(field.shape) == 1 and field.shape != (1,)
     if math.prod(field.shape) != 1 and not several:
         raise ConfigError(f"{key} has samples of shape {field.shape}; name a field with one number per sample", option)

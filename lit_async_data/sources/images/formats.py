@@ -49,8 +49,8 @@ class ImageOptions:
         mode: ``"RGB"``, ``"L"`` (grey), ``"RGBA"`` or ``"LA"``. Modes without A drop transparency and show the colours
             stored below it. ``"P"``: the stored numbers of a palette image, for masks of classes; also the values of
             8-bit grey, and 0 and 1 of 1-bit images. ``"uint16"``: grey of 9 to 16 bits (PNG and TIFF), as stored.
-            None: ``"RGB"``; an error if the image is resized and its field is named as a mask, or is grey or has a
-            palette beside another image.
+            None: ``"RGB"``; an error if the field is named as a mask, or beside another image has a palette, or is
+            grey and resized.
         resize: How an image of another shape is made to fit. ``"stretch"``: both sides are resized. ``"crop"``: the
             shorter side is resized to fit, and the middle of the longer one is taken. ``"pad"``: the longer side is
             resized to fit, and the rest is ``fill``. ``"random_crop"``: a random part of each image, another one in

@@ -309,16 +309,17 @@ class Alignment:
         return ""
 
     def check_modes(self, shown: Mapping[str, Places]) -> None:
-        """Refuse grey and palettes without a mode in the first images: resizing would mix the numbers of masks."""
+        """Refuse palettes, and grey that is resized, without a mode in the first images: masks would lose numbers."""
         for key in sorted({*itertools.chain(*self._pairs)} & shown.keys()):
-            if {each.mode for each in shown[key].values()} & {*formats.GREYS, *formats.PALETTES}:
+            modes = {each.mode for each in shown[key].values()}
+            if modes & {*formats.PALETTES, *(formats.GREYS if self._shapes[key].image_size else ())}:
                 self._refuse_mixing(key, "the first image is grey or has a palette, beside another image")
 
     def _refuse_mixing(self, key: str, what: str) -> None:
         shape = self._shapes[key]
-        if shape.mode is None and shape.image_size is not None and shape.resampling != "nearest":
-            what = f"missing; {what}, and resizing would mix numbers; set P for the numbers of a mask, L for grey "
-            what += "tones, or RGB for colours (of a mask: interpolation: nearest)"
+        if shape.mode is None and shape.resampling != "nearest":
+            what = f"missing; {what}, and {'resizing' if shape.image_size else 'RGB'} would mix numbers; set P for "
+            what += "the numbers of a mask, L for grey tones, or RGB for colours (of a mask: interpolation: nearest)"
             raise ConfigError(what, f"fields.{key}.mode")
 
 

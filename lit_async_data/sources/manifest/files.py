@@ -148,7 +148,8 @@ def fetched(path: str, most_bytes: int, root: RootDirectory) -> tuple[bytes, boo
     try:
         data, cold = retry_once(functools.partial(_opened_and_read, path, most_bytes, root))
     except (FileNotFoundError, NotADirectoryError):
-        raise MissingError(f"{path}: no such file; is the folder mounted, and the table right?", file=path) from None
+        what = "no such file; is the table right, the folder mounted, and root= the folder where paths begin?"
+        raise MissingError(f"{path}: {what}", file=path) from None
     except OSError as error:
         raise source_error(error, path, "cannot be read", file=path) from error
     return data, time.perf_counter() - started > _SLOW_S if cold is None else cold

@@ -223,11 +223,14 @@ def trim(name: str) -> str:
 
 @functools.lru_cache(maxsize=16)
 def note_names(where: str, names: tuple[str, ...]) -> None:
-    """Warn once of names that `trim` makes equal, and of names that may stand for a missing value."""
+    """Warn once of names that are equal but for blanks or case, and of names that may stand for a missing value."""
     counts = collections.Counter(map(trim, names))
     if alike := [name for name in names if trim(name) != name and counts[trim(name)] > 1]:
         what = "differ from other names only by blanks or Unicode form, and count as these"
         _log.warning("%s: %s %s", where, listed(alike[:5]), what)
+    cases = collections.Counter(map(str.casefold, counts))
+    if cased := sorted(name for name in counts if len(name) > 1 and cases[name.casefold()] > 1):
+        _log.warning("%s: %s differ only in upper and lower case, and count as different", where, listed(cased[:5]))
     if absent := sorted(_ABSENT.intersection(names)):
         what = "may stand for no value; if so, leave cells empty, and set null"
         _log.warning("%s: names %s %s", where, listed(absent), what)
@@ -259,6 +262,7 @@ class Labels(NamedTuple):
     dropped: Indices = _NONE
     texts: tuple[str, ...] = ()  # texts with the numbers 0, 1, 2, …, if they are not classes
     real: npt.NDArray[np.bool_] | None = None  # which values are no padding, where there may be some
+    ignored: Indices = _NONE  # rows that lack a value, or one of several
 
     def mask(self, samples: Indices) -> npt.NDArray[np.bool_]:
         assert self.real is not None
@@ -282,7 +286,8 @@ class Labels(NamedTuple):
                 raise fail(int(np.argwhere(has)[0, 0]), own[lost])
         if not several:
             numbered = values.astype(np.int64)
-            renumbered = np.where(numbered < 0, numbered, new[numbered.clip(0)])  # ignored rows keep their value
+            # Ignored rows keep their value; without a name of its own, all rows are ignored.
+            renumbered = np.where(numbered < 0, numbered, new[numbered.clip(0)]) if own else numbered
         else:
             renumbered = np.zeros((len(values), len(classes)), values.dtype)
             for number in np.flatnonzero(new >= 0).tolist():
@@ -304,6 +309,8 @@ class Labels(NamedTuple):
                 fits = cast.astype(values.dtype) == values
         for row in np.flatnonzero(~fits.reshape(len(values), -1).all(axis=1))[:1].tolist():
             raise fail(row, f"{values[row].tolist()} does not fit into {dtype}; choose another dtype")
+        if dtype.kind == "f":
+            cast[self.ignored] = np.where(values[self.ignored] == IGNORED, np.nan, cast[self.ignored])
         return self._replace(values=cast)
 
 
@@ -414,7 +421,7 @@ def with_null(column: _Column, null: Null, origin: RowOrigin, name: str | None, 
     if not rows.size or null == "ignore":
         if rows.size and values.dtype.kind == "b":
             raise origin.error("null: bool has no value for ignore; set null: drop", row=int(rows[0]), column=name)
-        return Labels(values, classes, real=real)
+        return Labels(values, classes, real=real, ignored=rows)
     if null == "drop":
         return Labels(values, classes, rows, real=real)
     named = f" in {', '.join(origin.where(int(row)) for row in rows[:_NAMED])}" if len(rows) > 1 else ""

@@ -145,3 +145,30 @@ def test_rows_of_a_table(files, tmp_path):
     columns = {"x": {"name": "x", "row": "row", "dataset": "X"}}
     with pytest.raises(FormatError, match=r"column 1 is 'GNLY', but 'FOXP3' in"):
         ManifestSource(tmp_path / "t.csv", columns)
+
+
+def test_a_column_is_found_by_its_name_wherever_a_file_has_it(files):
+    def labels(file, names):
+        file["y"], file["which"] = X, [3, 0, 0, 1]
+        file["y"].attrs["label_names"] = np.array(names, "S")
+
+    paths = files(labels, A, B)
+    assert HDF5Source(paths, {"y": Field("y", column="GNLY")}).column("y").tolist() == [2, 5, 8, 11, 1, 4, 7, 10]
+    assert HDF5Source(paths[1], {"y": Field("y", column="GNLY", lookup="which")}).column("y").tolist() == [10, 1, 1, 4]
+    genes = HDF5Source(files(var("var", matrix, "X"), A, B), {"y": Field("X", column="FOXP3")})
+    assert genes.column("y").tolist() == [1, 4, 7, 10, 2, 5, 8, 11]
+    paths = files(labels, A, B)
+    refused(FormatError, ["'GNLY', but 'FOXP3' in", "column=NAME"], paths, {"y": Field("y", column=1)})
+    refused(
+        ConfigError, ["'CD8' is no column of", "its columns are CD4, FOXP3"], paths, {"y": Field("y", column="CD8")}
+    )
+    said = ["no attribute names its columns; give a number"]
+    refused(ConfigError, said, paths, {"y": Field("other", column="CD4")})
+
+
+def test_other_texts_of_a_dataset_are_no_names_of_columns(files):
+    def rated(file, raters):
+        file["y"] = X
+        file["y"].attrs["raters"] = raters
+
+    assert len(HDF5Source(files(rated, ["ann", "bob", "cy"], ["bob", "ann", "cy"]), {"y": "y"})) == 8

@@ -299,8 +299,10 @@ def test_grey_and_palettes_need_a_mode_beside_another_image(mode):
     with pytest.raises(ConfigError, match=message) as caught:
         check()
     assert caught.value.option == "fields.m.mode"
-    for fine in ({"mode": "P"}, {"mode": "RGB"}, {"interpolation": "nearest"}, {"image_size": None}, {"draw": "m"}):
+    for fine in ({"mode": "P"}, {"mode": "RGB"}, {"interpolation": "nearest"}, {"draw": "m"}):
         check(**fine)
+    with pytest.raises(ConfigError) if mode == "P" else contextlib.nullcontext():
+        check(image_size=None)  # a palette loses its numbers also if it is not resized
 
 
 @pytest.mark.parametrize(
@@ -328,12 +330,13 @@ def test_an_array_of_the_size_of_an_image_that_is_cut_or_turned(array, options, 
     ("key", "column", "options", "refused"),
     [
         *((key, column, {}, True) for key, column in (("m", "masks/7"), ("segLabel", "p"), ("m", "tumour_seg"))),
-        *(("mask", "p", fine, False) for fine in ({"mode": "P"}, {"interpolation": "nearest"}, {"image_size": None})),
+        *(("mask", "p", fine, False) for fine in ({"mode": "P"}, {"interpolation": "nearest"})),
+        ("mask", "p", {"image_size": None}, True),
         ("masked", "segment/photo", {}, False),
     ],
 )
-def test_a_field_named_as_a_mask_is_not_resized_as_a_picture(key, column, options, refused):
-    said = r"is named as a mask, and resizing would mix .*; set P for the numbers of a"
+def test_a_field_named_as_a_mask_is_not_read_as_a_picture(key, column, options, refused):
+    said = r"is named as a mask, and (resizing|RGB) would mix .*; set P for the numbers of a"
     with pytest.raises(ConfigError, match=said) if refused else contextlib.nullcontext():
         Alignment({key: ImageShape(**{"image_size": 8, **options})}, {}, {key: column})
 

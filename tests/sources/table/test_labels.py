@@ -431,3 +431,26 @@ def test_whole_numbers_are_classes_if_the_user_says_so(kind):
     for name, (classes, chosen, said) in wrong.items():
         with pytest.raises(AsyncDataError, match=said):
             ManifestSource(table, {"y": {"name": name, "kind": chosen, "classes": classes, "null": "drop"}})
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_missing_number_of_floats_is_nan_and_minus_100_a_number(dtype):
+    table = pa.table(
+        {"age": [31, None, -100], "count": [None, 2, 3], "kind": ["a", "", "b"], "boxes": [[1, 2], None, [3, None]]}
+    )
+    for name, wanted in (
+        ("age", [31, np.nan, -100]),
+        (["age", "count"], [[31, np.nan], [np.nan, 2], [-100, 3]]),
+        ("kind", [0, np.nan, 1]),
+        ("boxes", [[1, 2], [np.nan, np.nan], [3, np.nan]]),
+    ):
+        source = ManifestSource(table, {"y": {"name": name, "null": "ignore", "dtype": dtype}})
+        found = source._fields.labels["y"].values
+        assert found.dtype == dtype
+        assert np.array_equal(found, wanted, equal_nan=True), name
+
+
+def test_names_that_differ_in_case_are_named(caplog):
+    source = ManifestSource(pa.table({"y": ["auk", "AUK", " Auk", "owl", "A", "a"]}), {"y": "y"})
+    assert source.spec["y"].classes == ("A", "AUK", "Auk", "a", "auk", "owl")
+    assert "'AUK', 'Auk', 'auk' differ only in upper and lower case" in caplog.text

@@ -622,6 +622,7 @@ def _check_compatible(part: StoredPart, first: StoredPart, known: Mapping[str, F
         mine, other = field.spec, known[key]
         alike = mine == other or dataclasses.replace(mine, narrow=other.narrow) == other
         if alike and (clash := column_clash(mine.columns, other.columns, where)):
+            clash += ", or name the column: Field(…, column=NAME)" * (not mine.shape)
             raise FormatError(f"{field.located}: {clash}", file=part.path, dataset=field.located.name)
         if alike and (mine.meanings == other.meanings or not contradict(mine.named, other.named)):
             continue

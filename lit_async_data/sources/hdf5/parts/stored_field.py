@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lit_async_data.batch.spec import Array, FieldSpec, length_key, mask_key
-from lit_async_data.errors import ConfigError, FormatError
+from lit_async_data.errors import ConfigError, FormatError, few
 from lit_async_data.order.permutation import Indices
 from lit_async_data.order.weights import IGNORED
 from lit_async_data.sources.hdf5.schema import categories, encoded
@@ -168,24 +168,31 @@ def _inspect_numbers(group: OpenGroup, field: Field, layout: str | None, where: 
     for option in changed(field, VARIABLE):
         raise ConfigError(f"{looked_up} holds no samples of variable length; leave it out", f"{where}.{option}")
     row = (looked_up.member or looked_up).spec
-    if field.column is not None:
-        row = _column_of(row, field.column, looked_up, where)
+    column = field.column
+    if isinstance(column, str):
+        names = encoded.names_of_columns(group, looked_up.name, row.stored_shape)
+        if column not in names:
+            has = f"its columns are {few(names, 20)}" if names else "no attribute names its columns; give a number"
+            raise ConfigError(f"{column!r} is no column of {looked_up}: {has}", f"{where}.column")
+        column = names.index(column)
+    if column is not None:
+        row = _column_of(row, column, looked_up, where)
     stored, table = looked_up, None
     if field.lookup is not None:
         stored = _row_numbers(group, field.lookup, where)
-        table = _lookup_table(group, looked_up, field.column, where)
+        table = _lookup_table(group, looked_up, column, where)
     dataset = group.node(looked_up.name)
     packing = _packing(dataset, field, where) if field.mask_and_scale else None
     native = ((stored.member or stored).dtype if table is None else table.dtype).newbyteorder("=")
-    columns = encoded.named_columns(group, looked_up.name, looked_up.spec.stored_shape, field.column)
+    columns = encoded.named_columns(group, looked_up.name, looked_up.spec.stored_shape, column)
     row = dataclasses.replace(row, dtype=packing.dtype if packing else native, columns=columns)
     numbering, spec = numbered_spec(coded, field, row, stored, where)
-    column = field.column if table is None else None
-    conversion = Conversion(stored, column, table, packing, numbering, coded.mask, field.null)
+    own = column if table is None else None
+    conversion = Conversion(stored, own, table, packing, numbering, coded.mask, field.null)
     # Windows are read in the stored type, single integers as int64.
     cast = spec.dtype != (stored.spec.dtype if field.rows is None else stored.dtype.newbyteorder("="))
     numbered = numbering is not None and bool(numbering.targets)
-    steps = stored.member, table, field.column, packing, coded.mask
+    steps = stored.member, table, column, packing, coded.mask
     converted = cast or numbered or any(step is not None for step in steps)
     packed = () if packing or looked_up.member or coded.names else categories.packing_of(group, looked_up.name)
     return StoredField(stored, spec, conversion=conversion if converted else None, packed=packed)
@@ -295,7 +302,8 @@ def _stacked(key: str, layout: str | None, found: list[Fields]) -> Fields:
 
 def numbered_field(stored: StoredDataset, field: Field, where: str) -> StoredField:
     spec = delivered_spec(field, stored.spec, where)
-    return StoredField(stored, spec, conversion=Conversion(stored) if spec.dtype != stored.dtype else None, text=field)
+    conversion = Conversion(stored, null=field.null) if spec.dtype != stored.dtype else None
+    return StoredField(stored, spec, conversion=conversion, text=field)
 
 
 def _inspect_images(group: OpenGroup, key: str, field: Field, layout: str | None) -> StoredField:

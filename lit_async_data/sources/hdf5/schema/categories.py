@@ -374,7 +374,7 @@ class Conversion:
     packing: Packing | None = None  # how values are packed; None to deliver them as stored
     numbering: Numbering | None = None  # numbers of classes and missing values; None for values that are not numbered
     mask: npt.NDArray[np.bool_] | None = None  # which rows (of the table) have no value; None if all have one
-    # For missing values, "ignore" delivers −100, "mark" the marks of `Numbering`; "error" and "drop" raise an error.
+    # For missing values, "ignore" delivers −100, of floats NaN, and "mark" the marks of `Numbering`; others are errors.
     null: str = "error"
 
     @property
@@ -400,6 +400,8 @@ class Conversion:
         if self.numbering is not None:
             values = values if values.dtype.kind in "iub" else self._cast(values, rows, np.dtype(np.int64))
             values = self._numbered(self.numbering, values, rows, places)
+        if self.null == "ignore" and (dtype.kind, values.dtype.kind) == ("f", "i"):
+            values = np.where(values == IGNORED, np.nan, values)
         return self._cast(values, rows, dtype)
 
     def _numbered(self, numbering: Numbering, values: Array, rows: RowsOf, places: Array | None) -> Array:

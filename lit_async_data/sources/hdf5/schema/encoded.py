@@ -26,12 +26,14 @@ from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, NoSampl
 from lit_async_data.sources.hdf5.storage.handles import bytes_at, path_of
 from lit_async_data.sources.hdf5.storage.open_file import GlobalHeap, refuse_external_link
 from lit_async_data.sources.images.image import ImageDecoder
-from lit_async_data.sources.local_files import natural
+from lit_async_data.sources.local_files import has_word, natural
 from lit_async_data.sources.table.labels import INEXACT
 
 SPARSE = ("data", "indices", "indptr")
 VARIABLE = ("values", "offsets")
 TEXT = np.dtype(np.uint8)  # text is delivered as its bytes
+# Words in attributes that name the columns of a dataset.
+_COLUMNS = "columns?|cols?|names?|keys|variables?|features?|channels?|ch|labels?|class|classes|targets?|joints?|genes?"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -104,13 +106,18 @@ def inspect_sparse(group: OpenGroup, name: str, kind: str) -> StoredRanges:
 
 
 def named_columns(group: OpenGroup, name: str, row: Sequence[int], column: int | None = None) -> str:
-    """The columns of a matrix, or one, by AnnData's ``var``, 10x's features, pandas's items, or text axes of NetCDF."""
+    names = names_of_columns(group, name, row)
+    return columns_of(names if column is None else names[column : column + 1]) if names else ""
+
+
+def names_of_columns(group: OpenGroup, name: str, row: Sequence[int]) -> list[str]:
+    """By AnnData's ``var``, 10x's features, pandas's items, text axes of NetCDF, or an attribute such as columns."""
     with contextlib.suppress(*LIBRARY_ERRORS, ValueError, SourceError):  # of objects that nobody reads
-        return _named_columns(group, name, row[-1:], column)
-    return ""
+        return _names_of_columns(group, name, row[-1:])
+    return []
 
 
-def _named_columns(group: OpenGroup, name: str, row: Sequence[int], column: int | None) -> str:
+def _names_of_columns(group: OpenGroup, name: str, row: Sequence[int]) -> list[str]:
     node, full = group.node(name), f"/{name.strip('/')}"
     var = f"{full.rpartition('/')[0].removesuffix('/layers')}/var"
     index = getattr(group.node(var), "attrs", {}).get("_index") if row else None
@@ -119,9 +126,11 @@ def _named_columns(group: OpenGroup, name: str, row: Sequence[int], column: int 
     scales = [*node.dims][1:][-1:] if isinstance(node, h5py.Dataset) and "DIMENSION_LIST" in node.attrs else ()
     for each in [*map(group.node, places), *(axis[0] for axis in scales if len(axis))]:
         if getattr(each, "shape", None) in [(n,) for n in row] and h5py.check_string_dtype(each.dtype):
-            names = each.asstr(errors="replace")[...].tolist()
-            return columns_of(names if column is None else names[column : column + 1])
-    return ""
+            return list(each.asstr(errors="replace")[...].tolist())
+    for key in (each for each in getattr(node, "attrs", ()) if has_word(each, _COLUMNS)):
+        if (texts := np.asarray(node.attrs[key])).shape == (*row,) and texts.dtype.kind in "SO":
+            return [each.decode(errors="replace") if isinstance(each, bytes) else str(each) for each in texts.tolist()]
+    return []
 
 
 class Delimited(NamedTuple):

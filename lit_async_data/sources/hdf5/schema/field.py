@@ -36,7 +36,8 @@ class Field(ImageOptions):
         name: The dataset, relative to the source's ``group`` unless the name begins with ``/``; or a member of compound
             values: ``"events.label"``. Several names or fields: channels, of equal shape, type and window, on axis 0 of
             a sample, or 1 behind the rows of a window. Other options apply to names; a field in the list has its own.
-        column: A column of a dataset of two axes, counted from 0; the axis is dropped.
+        column: A column of a dataset of two axes, whose axis is dropped: counted from 0, or its name among the texts of
+            an attribute of the dataset, one for each column.
         dtype: Element type to deliver, such as ``"float32"``. The device casts if that moves fewer bytes to it,
             otherwise the workers do. None: as stored.
         window: The rows of a sample, relative to its own row: ``(start, stop)`` gives ``stop − start`` rows on an axis
@@ -116,7 +117,7 @@ class Field(ImageOptions):
     """
 
     name: str | Sequence[str | Field | Mapping[str, Any]] = ""
-    column: int | None = None
+    column: int | str | None = None
     dtype: npt.DTypeLike | None = None
     window: int | tuple[int, int] | tuple[int, int, int] | None = None
     classes: Sequence[str] | None = None
@@ -154,7 +155,7 @@ class Field(ImageOptions):
                 what = f"{value!r} is not the name of a dataset" if value else "missing; which dataset is it?"
                 raise ConfigError(what, name)
         for name, least in (("column", 0), ("max_length", 1), ("points", 1)):
-            if getattr(self, name) is not None:
+            if getattr(self, name) is not None and not (name == "column" and isinstance(self.column, str)):
                 self._set(name, whole(name, getattr(self, name), least))
         fill: Any = self.fill
         if not isinstance(fill, numbers.Real):

@@ -259,6 +259,8 @@ def test_a_mask_beside_the_values_says_which_are_missing(tmp_path, kind, values,
     options = {} if kind.endswith("integer") else {"dtype": "int64"}
     ignored = HDF5Source(path, {"y": Field("y", null="ignore", **options)})
     assert ignored.column("y").tolist() == [said[0], -100, said[1]]
+    floats = HDF5Source(path, {"y": Field("y", null="ignore", dtype="float32")}).column("y")
+    assert np.array_equal(floats, [said[0], np.nan, said[1]], equal_nan=True)
     assert HDF5Source(path, {"x": "x", "y": Field("y", null="drop")}).column("x").tolist() == [0, 2]
     looked_up = HDF5Source(path, {"y": Field("y", lookup="who", null="ignore", **options)})
     assert looked_up.column("y").tolist() == [said[1], -100, said[0], said[0]]
