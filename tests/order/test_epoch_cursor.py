@@ -108,52 +108,41 @@ SOURCE, HISTORY = {"samples": 100, "fields": "x uint8"}, (Segment(0, 2, 4), Segm
 STATE = OrderState(epoch=3, position=40, samples=100, source=SOURCE, history=HISTORY, **ORDER)
 
 
-def test_it_survives_any_format_of_plain_values():
+def test_it_survives_any_format_of_plain_values_and_has_passes_ahead_only_if_there_are_any():
     for state in (STATE, dataclasses.replace(STATE, ahead=2)):
         assert OrderState.from_dict(json.loads(json.dumps(state.to_dict()))) == state
-
-
-def test_passes_ahead_of_a_framework_are_in_it_only_if_there_are_any():
     assert "ahead" not in STATE.at(Place(3, 40)).to_dict()
     assert STATE.at(Place(3, 40, ahead=2)).to_dict()["ahead"] == 2
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    "damage",
     [
-        ("epoch", -1),
-        ("position", 101),
-        ("position", 40.0),
-        ("samples", None),
-        ("source", [1]),
-        ("history", [[0, 2]]),
-        ("history", [[0, 2, 0]]),
-        ("history", [[16, 2, 4], [0, 2, 4]]),
-        ("history", [[41, 2, 4]]),
-        ("ahead", 4),
-        ("ahead", -1),
+        {"epoch": -1},
+        {"position": 101},
+        {"position": 40.0},
+        {"source": [1]},
+        {"history": [[0, 2, 0]]},
+        {"history": [[16, 2, 4], [0, 2, 4]]},
+        {"ahead": 4},
     ],
 )
-def test_a_damaged_value_is_refused(name, value):
+def test_a_damaged_value_is_refused(damage):
     with pytest.raises(ResumeError, match="the saved place is damaged"):
-        OrderState.from_dict(STATE.to_dict() | {name: value})
+        OrderState.from_dict(STATE.to_dict() | damage)
 
 
-@pytest.mark.parametrize("given", [{"_snapshot": {}, "_steps_since_snapshot": 3}, 7, None])
-def test_another_kind_of_state_is_refused(given):
-    with pytest.raises(ResumeError, match="was not written by AsyncLoader"):
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"_snapshot": {}, "_steps_since_snapshot": 3}, "was not written by AsyncLoader"),
+        (None, "was not written by AsyncLoader"),
+        ({"version": 2, "place": "x"}, r"version 2, and this lit_async_data reads versions up to 1"),
+    ],
+)
+def test_another_kind_of_state_or_version_is_refused(given, said):
+    with pytest.raises(ResumeError, match=said):
         OrderState.from_dict(given)
-
-
-def test_a_state_of_a_later_version_says_so():
-    with pytest.raises(ResumeError, match=r"version 2, and this lit_async_data reads versions up to 1"):
-        OrderState.from_dict({"version": 2, "place": "elsewhere"})
-
-
-def test_a_length_that_does_not_fit_the_source_is_told():
-    now = dataclasses.replace(STATE, drawn=None)
-    damaged = dataclasses.replace(now, samples=40)  # the epoch seems to be over
-    assert damaged.differences(now) == ["samples of an epoch: 40 in the checkpoint, 100 now"]
 
 
 def test_what_has_changed_is_told_with_both_values():
@@ -170,13 +159,12 @@ def test_what_has_changed_is_told_with_both_values():
     assert STATE.differences(STATE) == []
     fewer = dataclasses.replace(STATE, shuffle_chunks=4)
     assert STATE.differences(fewer) == ["shuffle_chunks: 8 in the checkpoint, 4 now"]
-
-
-def test_fields_in_another_order_are_the_same():
+    now = dataclasses.replace(STATE, drawn=None)
+    damaged = dataclasses.replace(now, samples=40)  # the epoch seems to be over
+    assert damaged.differences(now) == ["samples of an epoch: 40 in the checkpoint, 100 now"]
     specs = ["x uint8 (3, 8, 8), y int64", "y int64, x uint8 (3, 8, 8)", "x uint8 (3, 8), y int64", "x uint8 (3, 8, 8)"]
-    one, turned, *others = (dataclasses.replace(STATE, source={"fields": spec}) for spec in specs)
-    assert one.differences(turned) == []
-    assert [len(one.differences(other)) for other in others] == [1, 1]
+    one, *others = (dataclasses.replace(STATE, source={"fields": spec}) for spec in specs)
+    assert [len(one.differences(other)) for other in others] == [0, 1, 1]  # another order of fields is none
 
 
 def test_the_history_has_a_segment_for_each_change_of_ranks_or_batch_size():

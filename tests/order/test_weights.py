@@ -30,13 +30,10 @@ def test_each_label_has_the_same_total(labels):
 @pytest.mark.parametrize(
     "labels",
     [
-        np.array([0, 1, 1, 1], "u1"),
         np.array([-5, 2**62, 2**62, 2**62]),
         np.array([True, False, False, False]),
         ["a", "b", "b", "b"],
-        np.array([b"a", b"b", b"b", b"b"]),
-        np.array(["a", "b", "b", "b"], object),  # text as h5py reads it
-        np.array([b"a", b"b", b"b", b"b"], object),
+        np.array([b"a", b"b", b"b", b"b"], object),  # text as h5py reads it
         np.array(["a", "b", "b", "b"], np.dtypes.StringDType()),
     ],
 )
@@ -58,10 +55,8 @@ def test_each_of_several_labels_and_none_is_drawn_equally_often():
         (np.zeros((4, 1), int), "weights: give 1 for each label .*; no sample has a label"),
         ([[1, 0], [3, 2]], "weights: give 1 for each label .*; these are int64, such as 3"),
         (np.zeros((4, 1, 1)), r"weights: the array has shape \(4, 1, 1\)"),
-        ([], r"weights: the array has shape \(0,\)"),
         ([[1], [2, 3]], "weights: not an array: .*give one value"),
         (np.array(["a", b"a"], object), "weights: the labels are of type object"),
-        (np.array(["2020-01-01"], "M8[D]"), "weights: the labels are of type datetime64"),
     ],
 )
 def test_labels_that_cannot_be_counted_are_refused(labels, message):
@@ -76,10 +71,8 @@ def test_labels_that_cannot_be_counted_are_refused(labels, message):
         ([-1e-300, 1], "weights: sample 0 has -1e-300"),
         ([0, 0.0], "weights: all of them are 0"),
         ([1e308, 1e308], "weights: their sum exceeds the range of float64"),
-        (np.ones((2, 2)), r"weights: the array has shape \(2, 2\)"),
         ([], r"weights: the array has shape \(0,\)"),
         (["1", "2"], "weights: they are of type <U1"),
-        ([None, 1], "weights: they are of type object"),
     ],
 )
 def test_invalid_weights_are_refused(weights, message):
@@ -106,8 +99,6 @@ def test_weights_may_be_of_any_type_of_number(dtype):
 
 @given(st.lists(some_weight, min_size=1, max_size=200), st.lists(st.floats(0, ALMOST_ONE), max_size=20))
 @example([5e-324, 0, 0], [])  # a product that rounds up to the sum does not leave the samples
-@example([0, 5e-324, 0], [])
-@example([0, 0, 5e-324], [])
 @example([1, 1e-17, 0], [])
 def test_the_ends_of_the_uniform_numbers_fall_on_samples_with_weight(weights, numbers):
     assume(any(weights))
@@ -119,12 +110,6 @@ def test_the_ends_of_the_uniform_numbers_fall_on_samples_with_weight(weights, nu
     assert samples[1] <= max(np.flatnonzero(np.diff(table.edges)))
     low, high = np.zeros(samples.size, np.int64), np.full(samples.size, len(weights))
     assert drawn_between(table.edges, low, high, np.array([0.0, ALMOST_ONE, *numbers])).tolist() == samples.tolist()
-
-
-def test_in_the_middle_of_a_sum_a_product_does_not_reach_the_next_chunk():
-    """3 · (1 − 2⁻⁵³) + 2⁵³ rounds up to the edge where the next chunk begins."""
-    edges = np.array([0.0, 2.0**53, 2.0**53 + 4, 2.0**53 + 8])
-    assert drawn_between(edges, np.array([1]), np.array([2]), np.array([ALMOST_ONE])).tolist() == [1]
 
 
 widths = st.integers(1, 12)
@@ -191,16 +176,6 @@ def test_samples_from_chunks_are_drawn_as_by_the_reference(case, width, length, 
     assert all_of(order).tolist() == list(reference_order(runs, width, weights, length, key))
 
 
-@given(weighted(), widths, st.integers(1, 10**6), keys)
-def test_each_group_gets_its_exact_share_rounded_up_or_down(case, width, length, key):
-    runs, weights = case
-    order = WeightedChunkOrder(runs, width, Weights(weights), length, key)
-    groups = [order.group(number) for number in range(order.groups)]
-    reference = reference_groups(runs, width, weights, length, key)
-    assert groups == [range(*span) for _, *span, _ in reference]
-    assert (order.length, groups[-1].stop) == (length, length)
-
-
 @given(weighted(), widths, lengths, keys, st.tuples(st.integers(0, 4), st.integers(1, 5)))
 def test_a_rank_needs_the_chunks_of_its_own_positions(case, width, length, key, ranks):
     (runs, weights), (rank, world_size) = case, ranks
@@ -221,25 +196,3 @@ def test_a_very_long_group_needs_all_of_its_chunks():
     assert order.group_of(10**12 - 1) == order.groups - 1
     assert sorted(order.first_of(order.places_of(0, 5, 10**7)).tolist()) == sorted(firsts[0])
     assert 0 <= order.samples([10**12 - 1])[0] < 40
-
-
-def test_an_epoch_longer_than_floats_count_ends_where_it_should():
-    length = 2**60 + 1
-    order = WeightedChunkOrder([ChunkRun(9, 2)], 2, Weights(np.ones(9)), length, key=3)
-    assert order.group(order.groups - 1).stop == length
-    assert order.group_of(length - 1) == order.groups - 1
-    ends = [order.group(number).stop for number in range(order.groups)]
-    assert ends == sorted(ends)
-
-
-@pytest.mark.parametrize("length", [2**60 - 1, 2**60 + 1])
-def test_a_last_group_too_light_to_count_gets_nothing(length):
-    """The heavy chunk alone already has the rounded sum of both, and rounding to a float changes the length by one."""
-    counts = set()
-    for key in range(8):
-        order = WeightedChunkOrder([ChunkRun(2, 1)], 1, Weights([1e-17, 1]), length, key)
-        groups = [order.group(number) for number in range(order.groups)]
-        assert [group.start for group in groups] == [0, *(group.stop for group in groups[:-1])]
-        assert groups[-1].stop == length
-        counts.add(order.groups)
-    assert counts == {1, 2}

@@ -4,8 +4,6 @@ import contextlib
 import gc
 import itertools
 import logging
-import subprocess
-import sys
 import threading
 import weakref
 from types import SimpleNamespace
@@ -20,7 +18,6 @@ from waiting.on_device.fake_streams import FakeStreams
 
 from lit_async_data import AsyncLoader
 from lit_async_data.engine.device.feeds import LentFeed
-from lit_async_data.engine.device.queues import InlineQueue
 from lit_async_data.engine.loader.base_loader import Engine
 from lit_async_data.errors import ClosedError, ReadError
 from lit_async_data.sources.contract.source import StorageLayout
@@ -81,28 +78,6 @@ def test_a_stop_that_ends_late_leaves_the_engine_that_was_started_since(monkeypa
         assert loader._run.engine is engine is not None
 
 
-def test_a_daemon_thread_that_iterates_at_the_interpreters_exit_prints_no_traceback(images):
-    program = f"""
-import threading
-from lit_async_data import AsyncLoader, HDF5Source
-
-enough = threading.Semaphore(0)
-
-def consume():
-    loader = AsyncLoader(HDF5Source({images!r}), dict(batch_size=4, workers=2))
-    while True:
-        for batch in loader:
-            enough.release()
-
-threading.Thread(target=consume, daemon=True).start()
-for _ in range(500):
-    enough.acquire()
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    # Before Python 3.14 the interpreter ends a daemon thread inside whatever C++ function it is in: torch aborts then.
-    assert "Traceback" not in done.stderr
-
-
 def test_a_loader_that_is_forgotten_ends_its_threads():
     before = threading.active_count()
     loader = loader_of(workers=2)
@@ -128,12 +103,11 @@ def test_stats_count_what_happened():
         stats = loader.stats()
     assert stats.batches == stats.read.batches == 5
     assert stats.read.bytes == LENGTH * (4 * WIDE + 8)
-    assert stats.wait_s > 0
-    assert stats.epoch_gap_s > 0
-    assert stats.queue_fill == 0
+    assert min(stats.wait_s, stats.epoch_gap_s) > 0 == stats.queue_fill
+    metrics = stats.metrics()
     names = "wait_ms", "device_wait_ms", "queue_fill", "epoch_gap_ms", "read_mb_s"
-    assert set(stats.metrics()) == {f"data/{name}" for name in names}
-    assert stats.metrics()["data/device_wait_ms"] == stats.metrics()["data/wait_ms"]  # it waits when the loop does
+    assert set(metrics) == {f"data/{name}" for name in names}
+    assert metrics["data/device_wait_ms"] == metrics["data/wait_ms"]  # it waits when the loop does
 
 
 def test_the_same_warning_of_several_loaders_is_one_line_with_a_stage(caplog):
@@ -145,11 +119,8 @@ def test_the_same_warning_of_several_loaders_is_one_line_with_a_stage(caplog):
     assert [each.getMessage() for each in caplog.records] == ["train: this is slow", "test: this, too"]
 
 
-@pytest.mark.parametrize("seconds", [0, 1e9])
-def test_a_full_queue_is_shown_as_full_however_many_batches_are_read_together(monkeypatch, seconds):
-    monkeypatch.setattr("lit_async_data.engine.pipeline.pipeline.COALESCED_S", seconds)
-    chunks = StorageLayout(reading="copied")
-    source = ArraySource({"y": np.arange(2000)}, parts={"a": 2000}, chunks=chunks)
+def test_a_full_queue_is_shown_as_full_however_many_batches_are_read_together():
+    source = ArraySource({"y": np.arange(2000)}, parts={"a": 2000}, chunks=StorageLayout(reading="copied"))
     with loader_of(source, shuffle="none", workers=1, queue_depth=3) as loader:
         assert loader.footprint.layout.batches == 32
         next(loader)
@@ -158,14 +129,6 @@ def test_a_full_queue_is_shown_as_full_however_many_batches_are_read_together(mo
         assert loader.fill == "host 3/3"
         loader._run.engine.feed._coalesced = 20  # as after a slot of small batches
         assert loader.fill.endswith("/60 (3 × 20)")
-
-
-def test_threads_need_not_be_asked_after_each_batch(monkeypatch):
-    asked = []
-    monkeypatch.setattr(InlineQueue, "prefetch", lambda queue, key: asked.append(key))
-    with loader_of(workers=1) as loader:
-        assert seen(loader) == order()
-    assert asked == []
 
 
 @pytest.mark.parametrize(("forked", "wanted"), [(False, ["queue", "feed"]), (True, [])])
@@ -184,10 +147,3 @@ def test_copies_are_asked_for_after_each_batch_though_threads_read(monkeypatch, 
     pretend(monkeypatch, lambda device: FakeStreams("side"), has_streams=lambda device: copies)
     engine = Engine(SimpleNamespace(lend=None), torch.device("cpu"), depth=1, asks=False)
     assert (engine.copies, engine.asks) == (copies, copies)
-
-
-def test_a_verdict_before_the_first_batch_has_waited_for_no_time():
-    with loader_of(Bad(0), shuffle="none") as loader:
-        with pytest.raises(ReadError):
-            next(iter(loader))
-        assert loader.verdict().startswith("too little to say of 0 batches in 0.0 s")

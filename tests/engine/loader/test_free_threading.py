@@ -5,7 +5,6 @@ Each is forced here, in numbered steps.
 
 import contextlib
 import itertools
-import logging
 import os
 import threading
 import types
@@ -16,11 +15,10 @@ import pytest
 from support.threads.waits import LONG
 
 import lit_async_data as lad
-from lit_async_data.engine import supervisor
 from lit_async_data.engine.loader import base_loader
 from lit_async_data.engine.loader.base_loader import Run
 from lit_async_data.engine.prefetch.iterator_feed import ReaderThread, uncopied
-from lit_async_data.engine.supervisor import ThreadWorker, report_once
+from lit_async_data.engine.supervisor import ThreadWorker
 from lit_async_data.errors import WorkerError
 from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.hdf5.readers.chunk_cache import ChunkCache
@@ -76,27 +74,6 @@ def test_of_two_threads_that_call_next_at_once_one_gets_the_error(make, monkeypa
         loader._take = take
         batches = [b.result(LONG), next(loader), next(loader)]  # and no batch is lost
         assert [values(batch) for batch in batches] == [[0, 1], [2, 3], [4, 5]]
-
-
-class LoggedByAnother(dict):
-    """Another thread logs its error when this one has seen that nothing was logged."""
-
-    def setdefault(self, what, own):
-        supervisor.REPORTED = {}
-        report("of another thread")
-        self.update(supervisor.REPORTED)
-        return super().setdefault(what, own)
-
-
-def report(error):
-    report_once(logging.getLogger(__name__), "reading ahead failed", ValueError(error))
-
-
-def test_of_two_threads_with_an_unexpected_error_one_logs_it(monkeypatch, caplog):
-    """1. A sees that nothing was logged. 2. B logs its error. 3. A must not log another."""
-    monkeypatch.setattr(supervisor, "REPORTED", LoggedByAnother())
-    report("of this thread")
-    assert [record.message.splitlines()[-1] for record in caplog.records] == ["ValueError: of another thread"]
 
 
 class GoneAtSecondRead:

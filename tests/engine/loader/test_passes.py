@@ -6,7 +6,6 @@ import gc
 import itertools
 import pickle
 
-import numpy as np
 import pytest
 import torch
 from support.device.training_loop import pretend
@@ -17,7 +16,7 @@ from support.threads.interrupts import interrupted
 from torch.utils.data import DataLoader
 from waiting.on_device.fake_streams import FakeStreams
 
-from lit_async_data import AsyncLoader, prefetched
+from lit_async_data import prefetched
 from lit_async_data.errors import ClosedError, TransformError
 
 
@@ -52,36 +51,18 @@ def test_two_iterators_at_once_have_places_of_their_own(made):
 
 
 @every_loader
-def test_a_look_inside_a_loop_changes_nothing_of_it(made):
+def test_looks_inside_a_loop_and_iterators_that_are_never_advanced_change_nothing(made):
     with made() as loader:
+        kept = [iter(loader) for _ in range(3)]
+        assert loader._run.engine is None
         seen = []
         for batch in loader:
             seen.append(numbers(batch))
             assert numbers(next(iter(loader))) == STORED[0]
-        assert seen == STORED
-
-
-@every_loader
-def test_iterators_that_are_never_advanced_cost_nothing(made):
-    with made() as loader:
-        kept = [iter(loader) for _ in range(3)]
-        assert loader._run.engine is None
-        assert [numbers(batch) for batch in loader] == STORED
-        assert [numbers(batch) for batch in kept[1]] == STORED
-        assert numbers(next(kept[0])) == STORED[0]
-
-
-@every_loader
-def test_an_iterator_that_is_over_stays_over(made):
-    with made() as loader:
-        passing = iter(loader)
-        assert [numbers(batch) for batch in passing] == STORED
-        assert list(passing) == []
-        passing = iter(loader)
-        next(passing)
-        passing.close()
-        assert list(passing) == []
-        assert [numbers(batch) for batch in loader] == STORED
+        assert seen == [numbers(batch) for batch in kept[1]] == STORED
+        assert list(kept[1]) == []  # stays over
+        kept[0].close()
+        assert list(kept[0]) == []
 
 
 @every_loader
@@ -96,27 +77,22 @@ def test_a_closed_loader_ends_all_its_iterators(made):
 
 
 def test_which_epoch_comes_next_never_depends_on_others_beside(caplog):
-    with loader_of() as loader:
-        for epoch in range(3):
-            seen, beside = [], []
-            for batch in loader:
-                seen.append(numbers(batch))
-                if len(seen) in (2, 4):
-                    beside.append(numbers(next(iter(loader))))
-            assert seen == plan(epoch)
-            assert beside[0] != beside[1]  # the order of each is keyed by its number, too
-            assert not set(map(tuple, beside)) & set(map(tuple, itertools.chain(*map(plan, range(4)))))
-        assert caplog.text.count("read in the loop, without reading ahead") == 1
-
-
-def test_the_order_of_the_others_is_the_same_in_each_run():
-    def looked():
+    def run():
         with loader_of() as loader:
-            return [[numbers(batch) for batch in loader] for _ in itertools.islice(loader, 3)]
+            for epoch in range(3):
+                seen, beside = [], []
+                for batch in loader:
+                    seen.append(numbers(batch))
+                    if len(seen) in (2, 4):
+                        beside.append(numbers(next(iter(loader))))
+                assert seen == plan(epoch)
+                assert beside[0] != beside[1]  # the order of each is keyed by its number, too
+                assert not set(map(tuple, beside)) & set(map(tuple, itertools.chain(*map(plan, range(4)))))
+                yield beside
 
-    first = looked()
-    assert first == looked()
-    assert all(sorted(itertools.chain(*each)) == list(range(LENGTH)) for each in first)
+    found = [*run()]
+    assert caplog.text.count("read in the loop, without reading ahead") == 1
+    assert found == [*run()]
 
 
 def test_an_iterator_beside_changes_neither_state_nor_statistics_and_shares_nothing():
@@ -132,25 +108,17 @@ def test_an_iterator_beside_changes_neither_state_nor_statistics_and_shares_noth
         assert [numbers(batch) for batch in passing] == plan(0)[1:]
 
 
-def test_the_next_iterator_reads_ahead_when_the_first_is_dropped(caplog):
-    with loader_of() as loader:
-        for _ in loader:
-            break
-        assert [numbers(batch) for batch in loader] == plan(1)
-        held = iter(loader)
-        next(held)
-        del held
-        assert [numbers(batch) for batch in loader] == plan(3)
-    assert not caplog.text
-
-
-def test_next_of_the_loader_goes_on_after_a_break():
+def test_the_next_iterator_reads_ahead_when_the_first_is_dropped_and_next_goes_on_after_a_break(caplog):
     with loader_of() as loader:
         for batch in loader:
             assert numbers(batch) == plan(0)[0]
             break
         assert [numbers(next(loader)) for _ in range(4)] == plan(0)[1:]
-        assert numbers(loader.next()) == plan(1)[0]
+        held = iter(loader)
+        next(held)
+        del held
+        assert [numbers(batch) for batch in loader] == plan(2)
+    assert not caplog.text
 
 
 def test_set_epoch_gives_the_engine_to_the_next_and_the_one_before_goes_on_beside():
@@ -196,25 +164,17 @@ def test_an_iterator_keeps_its_loader_and_a_copy_of_it_has_no_place(made):
     assert numbers(next(passing)) == STORED[1]
 
 
-def test_all_iterators_of_a_generator_are_one_pass():
-    with prefetched((torch.tensor(each) for each in STORED), device="cpu") as loader:
-        pairs = itertools.islice(zip(loader, loader, strict=False), 2)
-        assert [(numbers(a), numbers(b)) for a, b in pairs] == [(STORED[0], STORED[1]), (STORED[2], STORED[3])]
-
-
 def test_an_iterator_beside_goes_on_behind_a_batch_that_failed():
     class Broken(list):
         def __getitem__(self, index):
             return 1 // 0 if index == BATCH else index
 
     with prefetched(DataLoader(Broken(range(LENGTH)), batch_size=BATCH), device="cpu") as loader:
-        for _ in loader:
-            beside = iter(loader)
-            assert numbers(next(beside)) == STORED[0]
-            with pytest.raises(ZeroDivisionError):
-                next(beside)
-            assert [numbers(batch) for batch in beside] == STORED[2:]
-            break
+        first, beside = iter(loader), iter(loader)
+        assert numbers(next(first)) == numbers(next(beside)) == STORED[0]
+        with pytest.raises(ZeroDivisionError):
+            next(beside)
+        assert [numbers(batch) for batch in beside] == STORED[2:]
 
 
 @pytest.mark.parametrize("shuffle", [True, "global"])
@@ -226,16 +186,6 @@ def test_in_evaluation_a_shuffle_that_is_asked_for_is_alike_in_each_pass(shuffle
         loader.evaluation = False
         loader.set_epoch(2)
         assert [numbers(batch) for batch in loader] == plan(2)
-
-
-def test_in_evaluation_transforms_get_no_random_numbers():
-    def drawn(sample, rng):
-        return {"y": sample["y"], "x": np.float32(-1 if rng is None else rng.random())}
-
-    with AsyncLoader(numbered.numbers(), {"batch_size": BATCH, "workers": 0}, sample_transform=drawn) as loader:
-        assert (next(loader)["x"] >= 0).all()
-        loader.evaluation = True
-        assert (next(loader)["x"] == -1).all()
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,6 +1,5 @@
 """Threads that read start once, may become more or fewer, and end with their pipeline."""
 
-import queue
 import subprocess
 import sys
 import threading
@@ -20,51 +19,26 @@ from lit_async_data.order.plan import BatchIndex, Shares
 pytestmark = pytest.mark.usefixtures("however_slow_the_machine_is")
 
 
-def test_a_dead_worker_is_an_error_that_names_it(monkeypatch):
-    monkeypatch.setattr(ThreadPipeline, "_work", lambda self, worker: False)
-    with running() as pipeline, pytest.raises(WorkerError, match="worker 0 is dead") as caught:
+@pytest.mark.parametrize(
+    ("name", "instead", "said"),
+    [
+        ("_work", lambda self, worker: False, "worker 0 is dead"),
+        ("_claim", raising(MemoryError("no more")), r"worker 0.*ended by MemoryError: no more; close"),
+    ],
+)
+def test_a_dead_worker_is_an_error_that_names_it_and_of_what_it_died(name, instead, said, monkeypatch):
+    monkeypatch.setattr(ThreadPipeline, name, instead)
+    with running() as pipeline, pytest.raises(WorkerError, match=said) as caught:
         pipeline.get(BatchIndex(0, 0))
     assert caught.value.worker == 0
 
 
-def test_a_worker_that_died_of_an_error_says_of_which(monkeypatch):
-    monkeypatch.setattr(ThreadPipeline, "_claim", raising(MemoryError("no more")))
-    with running() as pipeline, pytest.raises(WorkerError, match=r"ended by MemoryError: no more; close") as caught:
-        pipeline.get(BatchIndex(0, 0))
-    assert isinstance(caught.value.__cause__, MemoryError)
-
-
-class PutsLate:
-    """Slots that are put here become vacant when somebody waits for one."""
-
-    def __init__(self):
-        self._there, self._late = queue.SimpleQueue(), []
-
-    def put(self, slot):
-        self._late.append(slot)
-
-    def get_nowait(self):
-        return self._there.get_nowait()
-
-    def get(self, timeout):
-        if timeout == 0:
-            return self._there.get_nowait()
-        for slot in self._late:
-            self._there.put(slot)
-        self._late.clear()
-        return self._there.get(timeout=timeout)
-
-
-def test_a_batch_that_another_thread_is_dropping_is_waited_for():
+def test_a_batch_that_another_thread_is_dropping_is_waited_for(monkeypatch):
     """1. The lease is dead. 2. The consumer asks for a slot. 3. The slot becomes vacant."""
     with running(workers=0, depth=0, most_slots=1) as pipeline:
-        pipeline.prefetch(BatchIndex(0, 0))
-        there, pipeline.pool.vacant = pipeline.pool.vacant, PutsLate()
-        pipeline.pool.vacant.put(there.get_nowait())
-        assert pipeline.pool.take() == 0
-        pipeline.pool.move(0, "abandon")
-        assert taken(pipeline, BatchIndex(0, 0)) == WHOLE[0]
-        assert taken(pipeline, BatchIndex(0, 1)) == WHOLE[1]
+        take = pipeline.pool.take
+        monkeypatch.setattr(pipeline.pool, "take", lambda timeout: take(timeout=timeout) if timeout else None)
+        assert [taken(pipeline, BatchIndex(0, step)) for step in range(2)] == WHOLE[:2]
 
 
 def test_what_goes_wrong_in_preparing_is_logged_once(monkeypatch, caplog):
@@ -124,17 +98,6 @@ raise KeyError("mine")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 3, done.stderr  # those of the traceback
-
-
-def test_a_worker_that_was_added_reads_beside_the_first():
-    gate = Gate()
-    with running(gate, depth=1) as pipeline:
-        pipeline.prefetch(BatchIndex(0, 0))
-        gate.wait_for(1)
-        pipeline.set_workers(2)
-        gate.wait_for(1)  # both are inside a read
-        gate.open(0, 4, 8)
-        assert epoch(pipeline, 0) == WHOLE
 
 
 def test_a_worker_that_is_taken_back_finishes_its_batch_and_is_not_missed():

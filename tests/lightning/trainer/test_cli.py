@@ -64,12 +64,10 @@ TABLE = {"table": "x.csv", "fields": {"x": "path", "y": "kind"}, "image_size": 8
 # What a user types of each class; all other options keep the defaults that jsonargparse makes of the annotations.
 TYPED = {
     lad.HDF5Source: [
-        {"path": "x.h5"},
         {"path": ["x.h5"], "fields": ["data", "labels"], "exclude": [1, 2]},
         {"path": "x.h5", "fields": {"x": {"name": "data", "window": [0, 3]}}, "rows": [3, 4, 20]},
     ],
     lad.ManifestSource: [
-        TABLE,
         TABLE | {"image_size": [8, 9], "resize": "pad", "fill": 7, "exclude": [3]},
         TABLE | {"fields": {"x": {"name": "path", "mode": "L", "fill": 3}, "y": {"name": "kind", "null": "drop"}}},
     ],
@@ -77,7 +75,6 @@ TYPED = {
     lad.ConcatSource: [{"sources": [source(), source(rows=[0, 1])]}],
     lad.Field: [{"name": "x", "decode": "image", "image_size": 8}, {"name": ["a", "b"]}, {"name": "x", "column": 0}],
     lad.LoaderOptions: [
-        {"batch_size": 8},
         {"batch_size": 8, "max_bad": 10, "on_error": "skip"},
         {"batch_size": 8, "weights": {"balanced": "y"}},
         {"batch_size": 8, "batch_by": "x", "buckets": [4, 8]},
@@ -87,15 +84,10 @@ TYPED = {
         {"source": source(), "split": {"train": 0.75, "val": 0.25}, "balance": "labels", "loader": {"batch_size": 8}},
         {"source": source(), "split": {"train": [0, 1], "val": [2]}, "groups": "labels", "loader": {"batch_size": 8}},
     ],
-    lad.DevicePrefetcher: [{}, {"device_depth": 3}],
+    lad.DevicePrefetcher: [{"device_depth": 3}],
     lad.PredictionWriter: [{"path": "out.h5"}],
-    lad.Normalize: [
-        {},
-        {"mean": 0, "std": 1, "fields": "x"},
-        {"mean": [0, 1], "std": 1, "scale": "type"},
-        {"mean": [[0, 1], [2, 3]], "std": [[1, 1], [1, 1]], "axis": [0, 1]},
-    ],
-    lad.ToFloat: [{}, {"fields": ["x"], "dtype": "float16"}],
+    lad.Normalize: [{}, {"mean": [[0, 1], [2, 3]], "std": 1, "fields": "x", "scale": "type", "axis": [0, 1]}],
+    lad.ToFloat: [{"fields": ["x"], "dtype": "float16"}],
 }
 
 

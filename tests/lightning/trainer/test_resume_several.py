@@ -14,6 +14,7 @@ from lit_async_data.errors import ResumeError
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 CombinedLoader = importlib.import_module(f"{NAME}.utilities").CombinedLoader
 LONG, SHORT, EPOCHS = 22, 10, 3  # six batches and three
+PREFETCHED = (lad.DevicePrefetcher,)
 
 
 def ours(samples, **options):
@@ -32,34 +33,24 @@ class Both(Learning):
     def __init__(self, place="", at=None, folder=None):
         super().__init__()
         self.steps, self.place, self.at, self.folder = [], place, at, folder
+        setattr(self, f"on_train_{place}", self.passes)
 
-    def passes(self, place):
+    def passes(self, *_):
         progress = self.trainer.fit_loop.epoch_loop.batch_progress.current
-        if (place, self.trainer.current_epoch, progress.ready) == (self.place, *(self.at or ())):
-            if place == "step":
+        if (self.trainer.current_epoch, progress.ready) == self.at:
+            if self.place == "step":
                 raise StopError
             self.trainer.save_checkpoint(self.folder / "at.ckpt")
 
-    def on_train_epoch_start(self):
-        self.passes("epoch start")
-
-    def on_train_batch_start(self, batch, number):
-        self.passes("batch start")
-
-    def on_train_batch_end(self, outputs, batch, number):
-        self.passes("batch end")
-
-    def on_train_epoch_end(self):
-        self.passes("epoch end")
-
     def training_step(self, batch, number):
-        self.passes("step")
+        if self.place == "step":
+            self.passes()
         pair = batch.values() if isinstance(batch, dict) else batch
         self.steps.append([None if each is None else each["index"].tolist() for each in pair])
         return self.layer(torch.ones(1, 1)).sum()
 
 
-def fitted(loaders, model=None, path=None, callbacks=(lad.DevicePrefetcher,)):
+def fitted(loaders, model=None, path=None, callbacks=PREFETCHED):
     model = Both() if model is None else model
     saving = [pl.callbacks.OnExceptionCheckpoint(model.folder, "at")] if model.place == "step" else []
     fit = trainer(*saving, *[kind() for kind in callbacks], max_epochs=EPOCHS, enable_checkpointing=bool(saving))
@@ -71,27 +62,37 @@ def fitted(loaders, model=None, path=None, callbacks=(lad.DevicePrefetcher,)):
     return model.steps
 
 
+STEPS = [("step", batch, batch - 1) for batch in (1, 3, 6)]
+ENDS = [("batch_end", 3, 3), ("batch_end", 6, 6), ("epoch_end", 6, 6)]
+
+
 @pytest.mark.parametrize(
-    ("mode", "made"), [("min_size", ours), ("max_size", ours), ("max_size_cycle", ours), ("max_size_cycle", theirs)]
+    ("mode", "made", "callbacks", "places"),
+    [
+        ("min_size", ours, PREFETCHED, [("step", 3, 2), ("batch_end", 3, 3)]),
+        ("max_size", ours, PREFETCHED, [STEPS[1], *ENDS[:2]]),
+        *(
+            ("max_size_cycle", made, PREFETCHED, [*STEPS, ("batch_start", 3, 2), *ENDS, ("epoch_start", 6, 0)])
+            for made in (ours, theirs)
+        ),
+        ("max_size_cycle", ours, (), [("batch_end", batch, batch) for batch in (1, 3, 4, 6)]),
+    ],
 )
-def test_each_of_several_loaders_goes_on_where_it_was(tmp_path, mode, made):
+def test_each_of_several_loaders_goes_on_where_it_was(tmp_path, mode, made, callbacks, places):
     def loaders():
         return CombinedLoader({"long": made(LONG), "short": made(SHORT)}, mode)
 
-    whole = fitted(loaders())
-    length = len(whole) // EPOCHS
-    steps = [("step", batch, batch - 1) for batch in (1, 3, length)]
-    hooks = [("batch start", 3, 2), ("batch end", 3, 3), ("batch end", length, length), ("epoch end", length, length)]
-    places = [*steps, *hooks, ("epoch start", length, 0)]
-    for place, batch, done in places if mode == "max_size_cycle" else places[1::3]:
-        before, at = fitted(loaders(), Both(place, (1, batch), tmp_path)), length + done
+    whole = fitted(loaders(), callbacks=callbacks)
+    for place, batch, done in places:
+        at = len(whole) // EPOCHS + done
+        before = fitted(loaders(), Both(place, (1, batch), tmp_path), callbacks=callbacks)
         assert before[:at] == whole[:at]
-        assert fitted(loaders(), path=tmp_path / "at.ckpt") == whole[at:], (place, batch)
+        assert fitted(loaders(), path=tmp_path / "at.ckpt", callbacks=callbacks) == whole[at:], (place, batch)
         (tmp_path / "at.ckpt").unlink()
 
 
 def test_of_several_loaders_another_batch_size_is_refused(tmp_path):
-    fitted(CombinedLoader([ours(LONG), ours(SHORT)], "max_size_cycle"), Both("batch end", (1, 2), tmp_path))
+    fitted(CombinedLoader([ours(LONG), ours(SHORT)], "max_size_cycle"), Both("batch_end", (1, 2), tmp_path))
     both = CombinedLoader([ours(LONG, batch_size=2), ours(SHORT)], "max_size_cycle")
     with pytest.raises(ResumeError, match=r"was 4 × 1, is 2 × 1, .* of several loaders at once: go back to 4 × 1"):
         fitted(both, path=tmp_path / "at.ckpt")
@@ -114,7 +115,7 @@ class Drawn(Learning):
 
 @pytest.mark.parametrize(
     ("callbacks", "options"),
-    [((), {}), ((lad.DevicePrefetcher,), {}), ((lad.DevicePrefetcher,), {"reload_dataloaders_every_n_epochs": 1})],
+    [((), {}), (PREFETCHED, {}), (PREFETCHED, {"reload_dataloaders_every_n_epochs": 1})],
 )
 def test_a_shorter_loader_never_repeats_an_order_or_a_random_number(callbacks, options):
     class Nested(pl.LightningDataModule):
@@ -130,13 +131,3 @@ def test_a_shorter_loader_never_repeats_an_order_or_a_random_number(callbacks, o
     with drawing(SHORT) as alone:
         passes = [batch["drawn"].ravel().tolist() for _ in range(2 * EPOCHS) for batch in alone]
     assert [step[1] for step in steps] == passes  # three batches: two passes in each epoch
-
-
-@pytest.mark.parametrize("batch", [1, 3, 4, 6])
-def test_without_the_callback_it_goes_on_in_the_middle_of_an_epoch_too(tmp_path, batch):
-    def loaders():
-        return CombinedLoader([ours(LONG), ours(SHORT)], "max_size_cycle")
-
-    whole = fitted(loaders(), callbacks=())
-    fitted(loaders(), Both("batch end", (1, batch), tmp_path), callbacks=())
-    assert fitted(loaders(), path=tmp_path / "at.ckpt", callbacks=()) == whole[6 + batch :]

@@ -13,12 +13,12 @@ import re
 import pytest
 import torch
 from support.device.training_loop import Small, pretend
+from support.failures import raising
 from support.lightning.trainer import (
     BATCH,
     NAME,
     NO_STAGES,
     QUEUE,
-    SAMPLES,
     STORED,
     CountingSource,
     Recorder,
@@ -44,7 +44,6 @@ CUT = [epoch[:2] for epoch in EPOCHS]
 @pytest.mark.parametrize(
     ("options", "train", "val", "sanity"),
     [
-        ({}, EPOCHS, [STORED] * 3, []),
         ({"num_sanity_val_steps": 2}, EPOCHS, [STORED] * 3, [STORED[:2]]),
         ({"num_sanity_val_steps": -1}, EPOCHS, [STORED] * 3, [STORED]),
         ({"limit_train_batches": 2, "limit_val_batches": 0.4}, CUT, [STORED[:2]] * 3, []),
@@ -55,7 +54,7 @@ CUT = [epoch[:2] for epoch in EPOCHS]
 @at_every_depth
 def test_every_epoch_takes_the_batches_of_its_plan(callbacks, options, train, val, sanity):
     model, source = Recorder(), CountingSource()
-    workers = {} if train is CUT else {"workers": 2 if sanity else 0}
+    workers = {} if train is CUT else {"workers": 2}
     dm = datamodule(workers, train=source, val=CountingSource(width=1))
     trainer(*callbacks(), max_epochs=3, **options).fit(model, datamodule=dm)
     assert (model.seen["train"], model.seen["val 0"], model.seen["sanity 0"]) == (train, val, sanity)
@@ -85,12 +84,12 @@ def test_overfit_batches_takes_the_same_batches_with_and_without_the_callback(ca
     if kind == "datamodule":
         fit.fit(model, datamodule=datamodule(train=train, val=val))
     else:
-        made = [
-            lad.AsyncLoader(source, {"batch_size": BATCH, "return_indices": True, "shuffle": shuffle})
-            for source, shuffle in ((train, shuffled or None), (val, False))
-        ]
-        with made[0], made[1]:
-            fit.fit(model, *made)
+        options = {"batch_size": BATCH, "return_indices": True}
+        fit.fit(
+            model,
+            lad.AsyncLoader(train, options | {"shuffle": shuffled or None}),
+            lad.AsyncLoader(val, options | {"shuffle": False}),
+        )
         assert ("other batches in each epoch" in caplog.text) == (shuffled and bool(callbacks()))
     assert model.seen["train"] == [plan(epoch)[:2] if shuffled else STORED[:2] for epoch in range(3)]
 
@@ -130,40 +129,13 @@ def test_the_same_objects_fit_validate_and_fit_again(callbacks):
     assert readers() == []
 
 
-@pytest.mark.parametrize("attached", [False, True], ids=["alone", "after a fit"])
-def test_a_datamodule_as_a_string_tells_what_will_happen_and_reads_nothing(attached):
-    sources = [CountingSource() for _ in range(3)]
-    dm = datamodule(train=sources[0], val=sources[1:])
-    if attached:
-        trainer(limit_train_batches=0, limit_val_batches=0).fit(Recorder(), datamodule=dm)
-    assert f"{SAMPLES} samples" in str(dm)
-    assert f"batch {BATCH}, 6 steps, seed 0, shuffle global" in str(dm)
-    assert [source.reads for source in sources] == [[], [], []]
-    assert readers() == []
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda dm: pickle.loads(pickle.dumps(dm))], ids=["copy", "pickle"])
-def test_a_datamodule_can_be_copied_after_a_fit_and_fitted_again(copied):
+def test_a_datamodule_can_be_copied_after_a_fit_and_fitted_again():
     dm = datamodule(train=CountingSource())
     trainer(lad.DevicePrefetcher()).fit(Recorder(), datamodule=dm)
-    again, recorder = copied(dm), Recorder()
-    trainer(lad.DevicePrefetcher()).fit(recorder, datamodule=again)
-    assert recorder.seen["train"] == [plan(0)]
-    assert dm.trainer is not None
-
-
-def test_a_loader_iterated_by_hand_after_a_limited_fit_reads_each_batch_once():
-    source = CountingSource()
-    dm = datamodule(train=source)
-    trainer(limit_train_batches=2).fit(Recorder(), datamodule=dm)
-    source.reads.clear()
-    loader = dm.train_dataloader()
-    assert [batch["index"].tolist() for batch in loader] == plan(0)
-    loader.close()
-    assert len(source.reads) <= len(plan(0)) + loader.footprint.budget.slots
-
-
-# Host hooks: the numbers that a sample gets are those of a plain loader, also after a resume.
+    for again in (copy.deepcopy(dm), pickle.loads(pickle.dumps(dm))):
+        recorder = Recorder()
+        trainer(lad.DevicePrefetcher()).fit(recorder, datamodule=again)
+        assert recorder.seen["train"] == [plan(0)]
 
 
 def failing(dm, loaders, wanted, error):
@@ -229,18 +201,14 @@ def test_a_batch_that_cannot_be_read_ends_training_with_its_samples_named(callba
 @with_and_without
 def test_loaders_without_the_datamodule_stay_open_for_their_owner(callbacks):
     options = {"batch_size": BATCH, "shuffle": True, "return_indices": True}
-    stored = options | {"shuffle": False}
-    model = Recorder()
-
-    def fails(stage, batch):
-        raise RuntimeError("stop")
-
-    with lad.AsyncLoader(CountingSource(), options) as train, lad.AsyncLoader(CountingSource(), stored) as val:
+    model, failing = Recorder(), Recorder(raising(RuntimeError("stop")))
+    val = lad.AsyncLoader(CountingSource(), options | {"shuffle": False})
+    with lad.AsyncLoader(CountingSource(), options) as train, val:
         trainer(*callbacks(), max_epochs=2, limit_train_batches=3).fit(model, train, val)
         assert model.seen["train"] == [plan(0)[:3], plan(1)[:3]]
         assert next(iter(train))["index"].tolist() == plan(2)[0]
         with pytest.raises(RuntimeError, match="stop"):
-            trainer(*callbacks()).fit(Recorder(fails), train, val)
+            trainer(*callbacks()).fit(failing, train, val)
         assert not train._wiring.externally_driven
     assert readers() == []
 
@@ -290,21 +258,61 @@ def test_the_batch_size_finder_leaves_the_best_size_to_the_fit(callbacks, tmp_pa
     assert model.seen["train"][-2:] == [plan(0, batch_size=FOUND), plan(1, batch_size=FOUND)]
 
 
-@pytest.mark.parametrize("fails", ["in the copy", "in device_transform"])
-def test_the_batch_size_finder_sees_that_a_device_has_no_memory(monkeypatch, tmp_path, caplog, fails):
+def test_the_batch_size_finder_sees_that_a_device_has_no_memory(monkeypatch, tmp_path, caplog):
     """It has room for 13 samples, and a batch of 8 takes the place of those that would be copied ahead."""
     streams = Small("compute", 13 * rows(1).nbytes)
     pretend(monkeypatch, lambda device: streams)
-
-    def transform(batch):
-        if len(batch["x"]) > 8 and fails == "in device_transform":
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return batch
-
-    streams.room *= 1 + (fails == "in device_transform")
-    model, dm = Recorder(), datamodule(train=CountingSource(), device_transform=transform)
+    model, dm = Recorder(), datamodule(train=CountingSource(), device_transform=lambda batch: batch)
     finder = pl.callbacks.BatchSizeFinder(steps_per_trial=1, max_trials=5)
     trainer(lad.DevicePrefetcher(), finder, default_root_dir=tmp_path, max_epochs=2).fit(model, datamodule=dm)
     assert dm.batch_size == 8
     assert model.seen["train"][-2:] == [plan(0, batch_size=8), plan(1, batch_size=8)]
     assert "This is a bug" not in caplog.text
+
+
+class Staged(torch.utils.data.Dataset):
+    strength, epoch = 0, -1
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, number):
+        return {"index": number, "x": torch.tensor([float(number)]), "strength": self.strength, "epoch": self.epoch}
+
+
+class Marks:
+    strength = 0
+
+    def __call__(self, batch):
+        return batch | {"mark": torch.full_like(batch["epoch"], self.strength)}
+
+
+class Sets(pl.Callback):
+    """Sets what epoch ``n`` is to have: before it begins, or when the one before has ended."""
+
+    def __init__(self, objects, at_end):
+        self.objects, self.at_end = objects, at_end
+        setattr(self, "on_train_epoch_end" if at_end else "on_train_epoch_start", self.set)
+
+    def set(self, trainer, _):
+        for each in self.objects:
+            each.strength = trainer.current_epoch + self.at_end
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+@with_and_without
+def test_what_a_callback_sets_on_a_dataset_or_a_transform_holds_in_its_epoch_alone(callbacks, at_end):
+    def on_step(stage, batch):
+        values = zip(*(batch[key].tolist() for key in ("epoch", "mark", "strength")), strict=True)
+        seen.update((stage, model.current_epoch, *each) for each in values)
+
+    train, val, marks, model, seen = Staged(), Staged(), Marks(), Recorder(on_step), set()
+    options = {"batch_size": 4, "shuffle": True, "worker_kind": "thread"}
+    sources = {"train": lad.DatasetSource(train), "val": lad.DatasetSource(val)}
+    dm = lad.AsyncDataModule(**sources, loader=options, device_transform=marks)
+    trainer(Sets([train, val, marks], at_end), *callbacks(), max_epochs=3).fit(model, dm)
+    of_training = {("train", epoch, epoch, epoch, epoch) for epoch in range(3)}
+    assert seen == of_training | {("val 0", epoch, -1, epoch, epoch) for epoch in range(3)}  # evaluation has no epoch

@@ -1,8 +1,11 @@
-"""Episodes that lie end to end: windows, padding, steps and splits keep to them, as they do to groups."""
+"""Episodes end to end: windows, padding, steps and splits keep to them, as to groups; values of edges between rows."""
+
+import shutil
 
 import h5py
 import numpy as np
 import pytest
+from support.files.damage import damage_chunk
 from support.files.encoded_images import IMAGES
 from support.sources.oracle import read, refused
 
@@ -75,28 +78,6 @@ def test_episodes_end_to_end_are_read_as_groups_are(path, layout, fields, stride
     assert (rows - STARTS[np.searchsorted(ENDS, rows, "right")]).tolist() == in_group
 
 
-@pytest.mark.parametrize(
-    "given", [["id"], {"ids": ("id",)}, {"ends": ["end"]}, {"lengths": ["n"]}, {"starts": "begin", "lengths": ["n"]}]
-)
-def test_a_list_of_one_name_is_that_name(h5, given):
-    path = h5(x=np.arange(6), id=[4, 4, 4, 4, 2, 2], end=[4, 6], n=[4, 2], begin=[0, 4])
-    source = HDF5Source(path, {"x": Field("x", window=(0, 2))}, episodes=given)
-    assert read(source, np.arange(4))["x"].tolist() == [[0, 1], [1, 2], [2, 3], [4, 5]]
-
-
-def test_images_are_repeated_only_within_their_episode(tmp_path):
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        images = file.create_dataset("jpg", (6,), h5py.vlen_dtype(np.uint8))
-        images[:] = [np.frombuffer(data, np.uint8) for data in IMAGES[:6]]
-        file["ends"] = [2, 6]
-    image = Field("jpg", decode="image", offsets=[-3, 0], pad="last")
-    source = HDF5Source(tmp_path / "x.h5", {"x": image}, episodes={"ends": "ends"})
-    plain = read(HDF5Source(tmp_path / "x.h5", {"x": Field("jpg", decode="image")}), np.arange(6))["x"]
-    found = read(source, np.arange(6))
-    np.testing.assert_array_equal(found["x"], plain[[[0, 0], [0, 1], [2, 2], [2, 3], [2, 4], [2, 5]]])
-    assert found["x_mask"][:, 0].tolist() == [False] * 5 + [True]
-
-
 def test_windows_that_overlap_are_split_by_episodes_or_time(h5):
     source = HDF5Source(h5(x=np.arange(40), ends=[20, 40]), {"x": Field("x", window=(0, 3))}, episodes={"ends": "ends"})
     with pytest.raises(ConfigError, match="groups='episode' the samples of an episode, groups='time'"):
@@ -118,7 +99,6 @@ def test_rows_that_begin_no_window_and_episodes_that_are_too_short_are_said(h5):
     assert "9 of 12 rows begin no window (the start and the end of each episode)" in repr(source)
     said = [path, "(episodes of at most 5 rows): shorter than the windows of a sample, 6 rows"]
     refused(FormatError, said, path, {"x": Field("x", window=(0, 6))}, episodes={"ends": "ends"})
-    refused(FormatError, said, path, {"x": Field("x", offsets=[-5, -1])}, episodes={"ends": "ends"})
     said = ["row", "5 is one of the 12 rows", "its window leaves them", "need rows 2 to 4"]
     refused(ConfigError, said[1:], path, {"x": Field("x", window=(0, 3))}, episodes={"ends": "ends"}, rows=[3, 5])
     chosen = HDF5Source(path, {"x": Field("x", window=(0, 3))}, episodes={"ends": "ends"}, rows=[8, 3])
@@ -131,25 +111,15 @@ def test_rows_that_begin_no_window_and_episodes_that_are_too_short_are_said(h5):
         ("nothing", MissingError, ["episodes: ", "nothing"]),
         ("short", FormatError, ["short: has shape (3,)", "one value for each of the 12 rows", "{'ends': NAME}"]),
         ("again", FormatError, ["again, row 8: ", "0 begins an episode again", "episodes={'flags': NAME}"]),
-        ({"ends": "falling"}, CorruptError, ["falling, row 1: ", "never fall"]),
         ({"ends": "beyond"}, CorruptError, ["beyond, row 1: 5 to 13 of 12", "ends must never fall, nor exceed 12"]),
+        ("dones", ConfigError, ["dones holds flags, not ids; write {'flags': NAME}"]),
         ({"lengths": "negative"}, CorruptError, ["negative, row 1: ", "not be negative"]),
         ({"starts": "short", "lengths": "short"}, CorruptError, ["short, row 2: 7 to 14 of 12", "must begin behind"]),
-        ({"starts": "short", "lengths": "beyond"}, CorruptError, ["short: holds 3 starts for 2 lengths"]),
         ({"ends": "fractions"}, FormatError, ["fractions", "integers"]),
-        ({"ends": ["short", "beyond"]}, ConfigError, ["episodes: ", "neither"]),
         ({"ends": "short", "flags": "again"}, ConfigError, ["episodes: ", "neither"]),
-        ({"end": "short"}, ConfigError, ["episodes: ", "neither"]),
         ({"flags": []}, ConfigError, ["episodes: {'flags': []} is neither"]),
-        ({"flags": ["again", 3]}, ConfigError, ["episodes: ", "neither"]),
-        ({"ends": "/"}, ConfigError, ["episodes: {'ends': '/'} is neither"]),
-        ("", ConfigError, ["episodes: '' is neither"]),
-        *(
-            (rule, FormatError, ["none: holds no episode for 12 rows; write their bounds, or leave the file out"])
-            for rule in ({"ends": "none"}, {"lengths": "none"}, {"starts": "none", "lengths": "none"})
-        ),
         (3, ConfigError, ["episodes: 3 is neither"]),
-        ({}, ConfigError, ["episodes: {} is neither"]),
+        ({"ends": "none"}, FormatError, ["none: holds no episode for 12 rows; write their bounds, or leave the file"]),
     ],
     ids=str,
 )
@@ -158,23 +128,13 @@ def test_wrong_episodes_are_named(h5, episodes, error, said):
         x=np.arange(12),
         short=[0, 3, 7],
         again=[0, 0, 1, 1, 1, 2, 2, 2, 0, 0, 0, 0],
-        falling=[5, 4, 12],
         beyond=[5, 13],
         negative=[5, -1, 3],
         fractions=[0.5, 7],
         none=np.zeros(0, int),
+        dones=np.arange(12) == 11,
     )
     refused(error, said, path, {"x": "x"}, episodes=episodes)
-
-
-def test_episodes_are_of_rows(h5):
-    said = ["sample: 'group' goes neither with", "episodes"]
-    refused(ConfigError, said, h5(x=[1, 2]), {"x": "x"}, sample="group", episodes="x")
-
-
-def test_flags_are_not_taken_for_ids(h5):
-    path = h5(x=np.arange(6), dones=np.arange(6) == 5)
-    refused(ConfigError, ["dones holds flags, not ids; write {'flags': NAME}"], path, {"x": "x"}, episodes="dones")
 
 
 NAMED = {"numbers": [7, 9], "again": [9, 8], "texts": [b"u", b"v"], "other": [0, 1]}
@@ -229,9 +189,6 @@ def test_a_dataset_named_episode_is_hidden_by_ids_only(h5):
     by_ends, by_ids = (HDF5Source(path, ["x"], episodes=each) for each in ({"ends": "ends"}, "numbers"))
     assert np.unique(by_ends.column("episode")).tolist() == [5, 6, 7]
     assert np.unique(by_ids.column("episode")).tolist() == [7, 9]
-    keyed = HDF5Source(path, {"x": "x", "episode": Field("texts", kind="text")}, episodes="texts")
-    sides = split(keyed, {"train": ["u"], "val": ["v"]}, by="episode")
-    assert {name: set(side.column("episode")) for name, side in sides.items()} == {"train": {"u"}, "val": {"v"}}
 
 
 @pytest.mark.parametrize("spelling", ["episode", "column:episode"])
@@ -249,16 +206,14 @@ def test_an_id_of_minus_100_is_an_episode(h5):
     assert split(source, {"train": [-100], "val": [1]}, by="episode")["train"].samples.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("field", [Field("other"), Field("texts", kind="text"), Field("numbers", attr="unit"), "kind"])
-def test_another_field_named_as_the_ids_is_refused(h5, tmp_path, field):
-    path, table = numbered(h5, "a"), tmp_path / "table.csv"
-    table.write_text("file,kind\na.h5,7\n")
-    given = {"x": "x", "episode": field}
-    message = "fields.episode: names the ids of episodes="
-    refused(ConfigError, [message, "another key"], path, given, episodes="numbers", table=table, on="file")
-    by_ends = {"episodes": {"ends": "ends"}, "table": table, "on": "file"}
-    if field == "kind":  # of the table, for which the numbers of episodes would stand
-        refused(ConfigError, [message], path, given, **by_ends)
+@pytest.mark.parametrize(
+    ("field", "rule"),
+    [(Field("other"), "numbers"), (Field("numbers", attr="unit"), "numbers"), ("kind", {"ends": "ends"})],
+)
+def test_another_field_named_as_the_ids_is_refused(h5, tmp_path, field, rule):
+    (table := tmp_path / "table.csv").write_text("file,kind\na.h5,7\n")  # the numbers of episodes would stand for it
+    given, said = {"x": "x", "episode": field}, ["fields.episode: names the ids of episodes=", "another key"]
+    refused(ConfigError, said, numbered(h5, "a"), given, episodes=rule, table=table, on="file")
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.uint64, np.int8])
@@ -288,19 +243,14 @@ def test_nan_is_no_flag_and_no_id(h5):
 def test_ends_that_are_last_rows_bring_one_warning(h5, caplog):
     ends = {"last": [2, 5, 9], "end": [3, 6, 10], "starts": [0, 3, 6], "lengths": [3, 3, 3]}
     paths = [h5(f"{number}.h5", x=np.arange(10), **ends) for number in range(2)]
-    window = Field("x", window=(0, 2))
-
-    def warned(fields, **options):
-        caplog.clear()
-        HDF5Source(paths, fields, **options)
-        return [record.getMessage() for record in caplog.records]
-
+    said = f"{paths[0]}: the last end is at 9 of 10 rows; if ends are last rows, write each plus 1"
     for rules in ({"ends": "last"}, {"lengths": "lengths"}, {"starts": "starts", "lengths": "lengths"}):
-        (said,) = warned({"x": window}, episodes=rules)
-        assert said == f"{paths[0]}: the last end is at 9 of 10 rows; if ends are last rows, write each plus 1"
-    assert len(warned({"x": Field("x", ends="last")})) == 1
-    assert not warned({"x": window}, episodes={"ends": "end"})
-    assert not warned({"x": Field("x", starts="starts")})
+        HDF5Source(paths, {"x": Field("x", window=(0, 2))}, episodes=rules)
+        assert caplog.messages == [said]
+        caplog.clear()
+    HDF5Source(paths, ["x"], episodes={"ends": "end"})
+    HDF5Source(paths, {"x": Field("x", starts="starts")})
+    assert caplog.messages == []
 
 
 def test_whole_episodes_of_encoded_images_as_the_error_says(tmp_path):
@@ -316,3 +266,94 @@ def test_whole_episodes_of_encoded_images_as_the_error_says(tmp_path):
     assert batch["x_mask"].tolist() == [[True] * 4, [True, True, False, False]]
     single = read(HDF5Source(path, {"x": Field("frames", decode="image", image_size=8)}), np.arange(6))["x"]
     np.testing.assert_array_equal(batch["x"][1, :2], single[4:])
+
+
+# `per="edge"`: a value before each row and one behind the last, as T + 1 observations beside T actions.
+ACTIONS = [7, 1, 12, 4]
+OBSERVATIONS = [1000 * n + np.arange((length + 1) * 2).reshape(-1, 2) for n, length in enumerate(ACTIONS)]
+FLAT, GROUPS = {"episodes": {"lengths": "steps"}}, {"group": "episode_*"}
+
+
+@pytest.fixture(scope="module")
+def minari(tmp_path_factory):
+    """Minari's groups, and the same end to end."""
+    path = tmp_path_factory.mktemp("edges") / "x.h5"
+    actions = [1000 * n + np.arange(length) + 0.5 for n, length in enumerate(ACTIONS)]
+    with h5py.File(path, "w") as file:
+        for n, (own, action) in enumerate(zip(OBSERVATIONS, actions, strict=True)):
+            file.create_dataset(f"episode_{n}/obs", data=own, chunks=(2, 2), compression="gzip")
+            file[f"episode_{n}/action"] = action
+        file.create_dataset("obs", data=np.concatenate(OBSERVATIONS), chunks=(5, 2), compression="gzip")
+        file["action"], file["steps"] = np.concatenate(actions), ACTIONS
+    return str(path)
+
+
+def around_actions(offsets, pad):
+    """The observations of each sample, in plain loops."""
+    found = []
+    for n, length in enumerate(ACTIONS):
+        for row in range(length):
+            rows = [row + offset for offset in offsets]
+            if pad or (min(rows) >= 0 and max(rows) <= length):
+                zero = [pad == "zero" and not 0 <= each <= length for each in rows]
+                values = [
+                    OBSERVATIONS[n][min(max(each, 0), length)] * (not none)
+                    for each, none in zip(rows, zero, strict=True)
+                ]
+                found.append((n, row, np.array(values)))
+    return found
+
+
+@pytest.mark.parametrize("place", [FLAT, GROUPS], ids=["flat", "groups"])
+@pytest.mark.parametrize("pad", [None, "last", "zero"])
+@pytest.mark.parametrize("offsets", [(0, 1), (0,), (1,), (-1, 1), (0, 1, 2, 3), (2, -2)], ids=str)
+def test_observations_are_before_and_behind_each_action(minari, place, pad, offsets):
+    fields = {"obs": Field("obs", offsets=offsets, pad=pad, per="edge"), "action": "action"}
+    source, wanted = HDF5Source(minari, fields, **place), around_actions(offsets, pad)
+    for every in (np.arange(len(wanted)), np.random.default_rng(0).integers(0, len(wanted), 500)):
+        batch = read(source, every)
+        assert len(source) == len(wanted)
+        np.testing.assert_array_equal(batch["obs"], np.stack([values for _, _, values in wanted])[every])
+        assert batch["action"].tolist() == [1000 * wanted[k][0] + wanted[k][1] + 0.5 for k in every]
+
+
+def test_sides_by_time_share_no_observation(minari):
+    source = HDF5Source(minari, {"obs": Field("obs", offsets=[0, 1], per="edge"), "action": "action"}, **FLAT)
+    sides = split(source, {"train": 0.5, "val": 0.5}, groups="time")
+    rows = [{*read(side, np.arange(len(side)))["obs"][:, :, 0].ravel().tolist()} for side in sides.values()]
+    assert rows[0].isdisjoint(rows[1])
+
+
+def test_without_a_window_a_row_has_the_value_before_it(minari):
+    fields = {"obs": Field("obs", per="edge", column=0), "action": "action"}
+    for place in (FLAT, GROUPS):
+        source = HDF5Source(minari, fields, **place)
+        assert source.column("obs").tolist() == [values[0, 0] for _, _, values in around_actions((0,), None)]
+    channels = Field(["obs", "obs"], offsets=[0, 1], per="edge")
+    chosen = HDF5Source(minari, {"obs": channels, "action": "action"}, rows=[7], **FLAT)
+    assert read(chosen, [0])["obs"].tolist() == [[[[1000, 1001]] * 2, [[1002, 1003]] * 2]]
+
+
+def test_wrong_edges_are_named(minari):
+    edge = Field("obs", per="edge")
+    said = ["the fields have different lengths", "one behind the last, write 'obs': Field(…, per='edge')"]
+    for place in (FLAT, GROUPS):
+        refused(FormatError, said, minari, {"obs": "obs", "action": "action"}, **place)
+    said = ["/obs: has 28 values, but per='edge' needs 25, one more than rows in each part or episode, of 24 rows"]
+    refused(FormatError, said, minari, {"obs": edge, "action": "action"})
+    refused(ConfigError, ["fields: all have a value per edge"], minari, {"obs": edge}, **GROUPS)
+    timed = {"name": "obs", "per": "edge", "time": "t", "offsets": [0.5]}
+    refused(ConfigError, ["time: does not apply to values of edges"], minari, {"obs": timed})
+    channels = [{"name": "obs", "per": "edge"}, {"name": "obs"}]
+    refused(ConfigError, ["per: obs and obs have different ones"], minari, {"obs": channels})
+
+
+def test_an_error_names_the_sample_that_reads_the_row(minari, tmp_path):
+    damaged = tmp_path / "damaged.h5"
+    shutil.copy(minari, damaged)
+    damage_chunk(damaged, "obs", (20, 0))  # to row 24, of the third episode, which begins at 10
+    source = HDF5Source(damaged, {"obs": Field("obs", offsets=[0, 2], per="edge"), "action": "action"}, **FLAT)
+    with pytest.raises(CorruptError) as caught:
+        read(source, [14, 15])  # rows 18 and 20, 19 and 21, of samples that lack the last row of each episode
+    own = source.locate([caught.value.sample_id])[0].row + 2
+    assert caught.value.row in (own, own + 2)

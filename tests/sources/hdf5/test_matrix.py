@@ -97,18 +97,6 @@ def test_members_of_every_storage(path, record):
         check(path, across, layout=dict.fromkeys(across, "CN"), reading=reading)
 
 
-@pytest.mark.parametrize("storage", ["contiguous", "gzip"])
-@pytest.mark.parametrize(("rank", "place"), [(32, None), (31, None), (26, 0), (26, 13), (26, 25)])
-def test_there_may_be_as_many_axes_as_hdf5_or_the_alphabet_has(path, storage, rank, place):
-    others = "ABCDEFGHIJKLMOPQRSTUVWXYZ"
-    layout = None if place is None else others[:place] + "N" + others[place:]
-    shape = tuple({place or 0: 5, 2: 2, 3: 3}.get(axis, 1) for axis in range(rank))
-    arguments, reading = stored_as(storage, shape)
-    with h5py.File(path, "w") as file:
-        create(file, "data", dtype="f4", **arguments)[...] = some(shape, "f4")
-    check(path, {"x": "data"}, layout=layout, reading=reading)
-
-
 @pytest.mark.parametrize("storage", [storage for storage in STORAGES if storage != "compact"])
 def test_large_channels_of_every_storage(path, storage):
     shape, dtypes = (11, 60, 50), {"a": "f4", "b": ">f4", "c": "f4"}
@@ -121,41 +109,13 @@ def test_large_channels_of_every_storage(path, storage):
     check(path, fields, memory_map=False)
 
 
-WAYS = {
-    "pages": {"fs_strategy": "page", "fs_persist": True, "fs_page_size": 4096, "libver": ("v110", "v110")},
-    "no free space": {"fs_strategy": "none", "libver": ("v110", "v110")},
-    "user block": {"userblock_size": 8192, "libver": ("earliest", "v110")},
-    "ordered": {"track_order": True},
-    "aligned": {"alignment_threshold": 1, "alignment_interval": 4096},
-    "unaligned": {"meta_block_size": 1},
-}
 SHAPE = (13, 7, 5)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_files_made_in_any_way(path, way):
-    with h5py.File(path, "w", **WAYS[way]) as file:
-        file.attrs["note"] = "x" * 3000
-        for number, storage in enumerate(STORAGES):
-            file[f"odd{number}"] = np.zeros(number, "S1")
-            create(file, storage, dtype="i2", **stored_as(storage, SHAPE)[0])[...] = numbered(SHAPE, "i2")
-    with open(path, "r+b") as raw:
-        raw.write(b"\xff" * WAYS[way].get("userblock_size", 0))
-    for storage, (_, reading) in STORAGES.items():
-        check(path, {"x": storage}, reading=reading)
-
-
 LOSSLESS = [
     *([name] for name in ("gzip", "shuffle", "fletcher32", "lzf", "scaleoffset", "nbit")),
     *itertools.permutations(PIPELINE, 2),
     *itertools.permutations(PIPELINE, 3),
-    ["gzip", "gzip"],
-    ["shuffle", "shuffle", "gzip"],
     ["gzip", "shuffle", "gzip"],
-    ["fletcher32", "fletcher32"],
     ["shuffle", "lzf", "fletcher32"],
-    ["lzf", "gzip"],
-    ["scaleoffset", "gzip"],
     ["scaleoffset", "shuffle", "gzip", "fletcher32"],
 ]
 
@@ -175,22 +135,6 @@ def test_filters_in_any_order_and_number(path, filters):
         reading = "decoded"
     for dtype in ("u1", "i4", ">i8"):
         check(path, {"x": dtype}, reading=reading)
-
-
-@pytest.mark.parametrize("left_out", range(8))
-@pytest.mark.parametrize("chunks", [(4, 3, 5), (1, 7, 5)], ids=str)
-def test_single_chunks_may_skip_a_filter(new, path, left_out, chunks):
-    used = [which for number, which in enumerate(PIPELINE) if not left_out >> number & 1]
-    with new() as file:
-        dataset = create(file, "data", SHAPE, "i4", chunks=chunks, filters=PIPELINE)
-        dataset[...] = numbered(SHAPE)
-        other = create(file, "other", SHAPE, "i4", chunks=chunks, filters=used)
-        other[...] = numbered(SHAPE) + 1000
-        for corner in ((0, 0, 0), (4, 0, 0), (12, 0, 0)):
-            dataset.id.write_direct_chunk(corner, other.id.read_direct_chunk(corner)[1], filter_mask=left_out)
-        assert dataset[0, 0, 0] == 1000
-    for layout in ("NHW", "HWN"):
-        check(path, {"x": "data"}, layout=layout, reading="decoded")
 
 
 FILLS = {
@@ -221,16 +165,6 @@ def test_chunks_never_written(path, alloc, libver, filters):
         layout = "HWN" if name == "tiles" else "NHW"
         fields = {"x": f"{name} {fill}", "w": Field(f"{name} {fill}", window=(0, 3))}
         check(path, fields, layout=dict.fromkeys(fields, layout), reading="locked" if left else "decoded")
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_fill_values_of_every_type(path, dtype):
-    with h5py.File(path, "w") as file:
-        for name, arguments in {"chunks": {"chunks": (4, 2)}, "gzip": {"chunks": (4, 2), "filters": ["gzip"]}}.items():
-            create(file, name, (9, 3), dtype, fill=some((2,), dtype)[1], **arguments)[4] = some((3,), dtype)
-        create(file, "whole", (9, 3), dtype, fill=some((2,), dtype)[1])
-    for name in ("chunks", "whole", "gzip"):
-        check(path, {"x": name})
 
 
 @pytest.mark.parametrize("alloc", [EARLY, LATE])
@@ -328,18 +262,14 @@ EEG = {"x": Field("eeg", window=(-2, 6)), "y": Field("stage", classes=list("abcd
 USES = {
     "recordings": use(x="eeg", y="stage", layout="CN"),
     "columns": use(x=Field("table", column=0), y=Field("table", column=3, dtype="int16")),
-    "cast": use(x=Field("eeg", dtype="float32"), y=Field("table", dtype="f8"), layout="CN"),
     "packed": use(x=Field("packed", mask_and_scale=True), y="animal"),
     "a packed column": use(x=Field("packed", mask_and_scale=True, column=1, dtype="float16")),
-    "lookup": use(age=Field("age", lookup="night"), kind="kind"),
     "lookup in columns": use(
         x=Field("table", lookup="night", column=3, dtype="int64"),
         packed=Field("packed", lookup="night", column=1, mask_and_scale=True),
     ),
     "channels": use(x=["table", "other"], y=["stage", Field("other", column=1), "record.night"], a="audio"),
-    "channels across": use(x=["eeg", "ecg"], y="stage", layout="WN"),
     "channels, cast": use(x=Field(["table", "other"], dtype="float32"), y=["stage", "audio"]),
-    "windows of channels": use(x=Field(["other", "table"], window=(-2, 6)), y=Field(["stage", "audio"], window=(0, 3))),
     "windows of channels across": use(x=Field(["ecg", "eeg"], window=(0, 3)), layout="WN"),
     "windows of channels, padded": use(
         x=Field(["other", "table"], window=(-5, 12), pad="last"),
@@ -361,13 +291,10 @@ USES = {
         layout={"x": "CN"},
         rows="picks.row",
     ),
-    "sparse": use(x="cells", y=Field("table", column=0)),
     "sparse, cast": use(x=Field("cells", dtype="float32")),
     "ragged": use(x=Field("words", max_length=10), y=Field("animal", classes=["cat", "dog", "cow", "elk"])),
     "ragged, cast": use(x=Field("words", max_length=9, dtype="float32"), y="night"),
-    "windows": use(**EEG),
     "windows with gaps": use(**EEG, stride=11),
-    "windows that touch": use(x=Field("audio", window=(0, 9)), y=Field("stage", window=8), stride=9),
     "windows of several chunks": use(x=Field("audio", window=(-3, 17)), y=Field("table", window=(5, 6))),
     "windows of everything": use(
         next=Field("eeg", window=8),
@@ -378,24 +305,9 @@ USES = {
         stride=2,
     ),
     "padded": use(x=Field("eeg", window=(-5, 6), pad="last"), y="stage", layout="CN"),
-    "every third": use(x=Field("eeg", window=(-6, 8, 3)), y=Field("table", window=(0, 9, 3)), layout="CN"),
     "every fifth, padded": use(
         x=Field("eeg", window=(-15, 1, 5), pad="last"), y=Field("table", window=(-9, 5, 4), pad="zero"), layout="CN"
     ),
-    "chosen rows": use(
-        x=Field("eeg", offsets=[0, -7, -2]), y=Field(["stage", "audio"], offsets=[1, 9]), layout={"x": "CN"}
-    ),
-    "chosen rows, padded, beside actions": use(
-        x=Field("eeg", offsets=[-15, -5, 0], pad="last", dtype="float32"),
-        z=Field("record.at.x", offsets=[40, 5, 5, -40], pad="zero"),
-        y=Field("table", window=(0, 16), pad="last"),
-        layout={"x": "CN"},
-        stride=3,
-    ),
-    "padded with zero": use(
-        x=Field("audio", window=(-3, 9), pad="zero"), y=Field("table", column=2, window=(3, 17), pad="zero"), stride=4
-    ),
-    "stride": use(x="audio", age=Field("age", lookup="night"), stride=3),
     "mask": use(x="eeg", y="stage", layout="CN", rows="train"),
     "indices": use(x=Field("audio", window=(-3, 1)), y="stage", rows="order"),
     "rows": use(**EEG, rows=np.array([3, 2, 11, 17, 42, 60, 73, 90, 110])),

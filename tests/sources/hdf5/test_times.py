@@ -26,18 +26,6 @@ def path(tmp_path_factory):
     return path
 
 
-def test_a_tolerance_may_be_as_good_as_none(h5):
-    path = h5(x=np.arange(3), t=[0.0, 1e3, 1e6])
-    source = HDF5Source(path, {"x": Field("x", offsets=[-4e3, 0], time="t", tolerance=1e30)})
-    assert read(source, np.arange(3))["x"].tolist() == [[0, 0], [0, 1], [2, 2]]
-
-
-def test_only_who_gives_no_times_is_told_that_seconds_need_them():
-    for wrong in ([], [0.0, float("nan")]):
-        with pytest.raises(ConfigError, match=r"such as \[-15, -5, 0\]$"):
-            Field("x", offsets=wrong, time="t")
-
-
 def found(times, wanted, direction, tolerance):
     """The row for a time, one by one, and whether it is close enough, but for a thousandth of an interval."""
     slack = np.median(np.diff(times)) / 1000
@@ -82,27 +70,21 @@ def test_a_part_without_a_sample_is_said(h5, caplog):
     said = "no row has values of t at all of its times, -0.1 to 0 s from its own, within 0.01 s"
     assert said in caplog.text
     refused(FormatError, [paths[1], said, "change offsets or tolerance"], paths[1], {"x": field})
-    refused(ConfigError, ["rows: 0 is one of the 5 rows"], paths[0], {"x": field}, rows=[0])
 
 
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        *(({"time": "gone", "offsets": each}, MissingError, ["no dataset 'gone'"]) for each in ([-0.1, 0], [0], None)),
+        ({"time": "gone"}, MissingError, ["no dataset 'gone'"]),
         ({"time": "falls"}, FormatError, ["falls, row 3: 0.1 s comes after 0.2 s; times must rise", "write episodes="]),
         ({"time": "unsigned"}, FormatError, ["unsigned, row 1: 4 s comes after 5 s; times must rise"]),
-        ({"time": "repeats"}, FormatError, ["repeats, row 2: 0.1 s comes after 0.1 s"]),
         ({"time": "few"}, FormatError, ["few: has shape (3,)", "if these are times of other rows, the field"]),
         ({"time": "words"}, FormatError, ["words: holds object, not seconds"]),
         ({"time": "nan"}, FormatError, ["nan, row 2: nan s comes after 1.0 s"]),
-        ({"time": ""}, ConfigError, ["time: '' is not", "missing"][1:]),
         ({}, ConfigError, ["offsets: [-0.1, 0] is neither", "seconds need time=NAME"]),
-        ({"time": "t", "offsets": [0, float("inf")]}, ConfigError, ["offsets: [0, inf] is neither"]),
-        ({"time": "t", "tolerance": float("inf")}, ConfigError, ["tolerance: inf is not a number of seconds"]),
         ({"time": "t", "tolerance": -1}, ConfigError, ["tolerance: -1 is not a number of seconds"]),
         ({"time": "t", "direction": "forward"}, ConfigError, ["direction: 'forward' is not one of nearest, backward"]),
         ({"offsets": [0], "direction": "backward"}, ConfigError, ["direction: needs time=NAME"]),
-        ({"time": "t", "offsets": None, "tolerance": 1}, ConfigError, ["tolerance: needs time=NAME"]),
         ({"time": "t", "offsets": None, "attr": "a"}, ConfigError, ["time: does not apply to an attribute"]),
     ],
     ids=str,
@@ -112,7 +94,6 @@ def test_wrong_times_are_named(h5, options, error, said):
         x=np.arange(5),
         t=np.arange(5) / 10,
         falls=[0, 0.1, 0.2, 0.1, 0.3],
-        repeats=[0, 0.1, 0.1, 0.2, 0.3],
         unsigned=np.array([5, 4, 6, 7, 8], "u4"),
         few=[0, 1, 2],
         words=["a", "b", "c", "d", "e"],
@@ -125,14 +106,6 @@ def test_times_of_the_anchors_rise_too(h5):
     path = h5(x=np.arange(4), t=[0, 2.0, 1.0, 3.0], y=np.arange(9), t_y=np.arange(9) / 2)
     fields = {"x": Field("x", time="t"), "y": Field("y", offsets=[0.0], time="t_y", pad="last")}
     refused(FormatError, ["t, row 2: 1.0 s comes after 2.0 s"], path, fields)
-
-
-@pytest.mark.parametrize("direction", ["nearest", "backward"])
-def test_float32_far_from_0_is_rounded_to_more_than_a_thousandth_of_the_interval(h5, direction):
-    path = h5(x=np.arange(60_000), t=(np.arange(60_000) / 30).astype("f4"))
-    field = Field("x", offsets=[-7 / 30, 0.0], time="t", direction=direction, tolerance=0.001)
-    source = HDF5Source(path, {"x": field})
-    assert read(source, np.arange(len(source)))["x"].tolist() == [[row - 7, row] for row in range(7, 60_000)]
 
 
 @pytest.mark.parametrize("step", [0.01, 10.0])
@@ -167,12 +140,6 @@ def test_chosen_rows_without_values_at_all_times_are_named(h5, caplog):
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_episodes_have_a_time_for_each_row(h5):
-    path = h5(x=np.arange(6), t=np.arange(6.0), y=np.arange(3), t_y=np.arange(3.0), ends=[1, 3])
-    fields = {"x": Field("x", offsets=[0.0], time="t"), "y": Field("y", time="t_y")}
-    refused(ConfigError, ["episodes: t has 6 times for 3 rows"], path, fields, episodes={"ends": "ends"})
-
-
 @pytest.mark.parametrize("rows", [300, 90])
 def test_without_other_fields_the_first_gives_the_times_of_the_samples(h5, rows):
     cam, force = np.arange(rows) / 30, np.arange(300) / 100
@@ -200,17 +167,11 @@ def doubts(caplog, path, fields, **options):
     ("step", "offsets", "said"),
     [
         (33.3, [-0.2, 0.0], f"lie 33.3 apart (median), but offsets reach 0.2 s, {NEAR}"),
-        (33.3, [-0.2], f"lie 33.3 apart (median), but offsets reach 0.2 s, {NEAR}"),
-        (33_333_333, [-0.1, 0.1], f"but offsets reach 0.2 s, {NEAR}"),
-        (0.5, [-0.01, 0.01], f"lie 0.5 apart (median), but offsets reach 0.02 s, {NEAR}"),
         (0.1, [-0.01, 0.01], f"lie 0.1 apart (median), but offsets reach 0.02 s, {NEAR}"),
-        (1 / 30, [-0.01], f"but offsets reach 0.01 s, {NEAR}"),
         (1 / 24, [-3600, 0], f"lie 0.0416667 apart (median), but at -3600 s {BEYOND}"),
         (1, [0, 3600.5], f"lie 1 apart (median), but at 3600.5 s {BEYOND}"),
-        (1, [-2.5, 0.0, 2.5], ""),
         (1, [-0.5, 0.5], ""),
         (33, [-200, 0], ""),
-        (3600, [-7200, 0], ""),
         (1 / 30, [-0.2, 0.0], ""),
         (10.0, [0.0], ""),
     ],
@@ -226,49 +187,36 @@ def test_offsets_in_another_unit_than_times_bring_one_warning(h5, caplog, step, 
 
 
 @pytest.mark.parametrize(
-    ("step", "offsets", "options"),
+    ("times", "options"),
     [
-        (1, [-0.5, 0], {"direction": "backward"}),
-        (5, [-1, 0], {"direction": "backward"}),
-        (60, [-0.1, 0], {"tolerance": 60}),
-        (3600, [-10, 0], {"tolerance": 3600}),
+        (np.arange(32) * 5, {"offsets": [-1, 0], "direction": "backward"}),
+        (np.arange(13) * 60, {"offsets": [-0.1, 0], "tolerance": 60}),
+        ([9.1, 80.2], {"offsets": [0], "tolerance": 0.01}),
     ],
-    ids=str,
+    ids=["backward", "nearest", "rare events"],
 )
-def test_a_sensor_slower_than_the_samples_brings_no_warning(h5, caplog, step, offsets, options):
-    rows = 100 // step + 12
-    path = h5(a=np.arange(3000), at=np.arange(3000) / 30, s=np.arange(rows), st=np.arange(rows) * step)
-    slow = Field("s", offsets=offsets, time="st", pad="last", **options)
+def test_a_sensor_slower_than_the_samples_brings_no_warning(h5, caplog, times, options):
+    path = h5(a=np.arange(3000), at=np.arange(3000) / 30, s=np.arange(len(times)), st=times)
+    slow = Field("s", time="st", pad="last", **options)
     assert not doubts(caplog, path, {"a": Field("a", time="at"), "s": slow})
 
 
-def test_few_samples_and_rare_events_bring_no_warning(h5, caplog):
-    path = h5(x=np.arange(2), t=[0, 3600])
-    assert not doubts(caplog, path, {"x": Field("x", offsets=[-0.1, 0], time="t", pad="last")})
-    path = h5("events.h5", a=np.arange(9000), at=np.arange(9000) / 30, e=[1, 2], et=[9.1, 280.2])
-    event = Field("e", offsets=[0], time="et", tolerance=0.01, pad="zero")
-    assert not doubts(caplog, path, {"a": Field("a", time="at"), "e": event})
-
-
-@pytest.mark.parametrize("scale", [1000, 10**9])
 @pytest.mark.parametrize("offsets", [[0.0], [-0.1, 0.0]])
-def test_clocks_of_two_units_bring_a_warning(h5, caplog, scale, offsets):
-    path = h5(a=np.arange(900), at=np.arange(900) / 30, s=np.arange(3000), st=np.arange(3000) / 100 * scale)
-    [said] = doubts(caplog, path, {"a": Field("a", time="at"), "s": Field("s", offsets=offsets, time="st", pad="last")})
+def test_clocks_of_two_units_or_two_starts_bring_a_warning(h5, caplog, offsets):
+    times = np.arange(3000) / 100
+    path = h5(a=np.arange(900), at=np.arange(900) / 30, s=np.arange(3000), st=times * 1000, later=times + 1.7e9)
+    slow = {"a": Field("a", time="at"), "s": Field("s", offsets=offsets, time="st", pad="last")}
+    [said] = doubts(caplog, path, slow)
     assert "900 samples, from 0 to 29.9667, are at " in said
     assert "of its 3000 rows; offsets, tolerance and all times need one unit, and both clocks one time that" in said
     [said] = doubts(caplog, path, {"s": Field("s", time="st"), "a": Field("a", offsets=offsets, time="at", pad="last")})
     assert BEYOND in said
-
-
-def test_clocks_of_two_starts_bring_a_warning(h5, caplog):
-    path = h5(a=np.arange(900), at=np.arange(900) / 30, s=np.arange(3000), st=1.7e9 + np.arange(3000) / 100)
-    [said] = doubts(caplog, path, {"a": Field("a", time="at"), "s": Field("s", offsets=[0.0], time="st", pad="last")})
-    assert f"at 0 s {BEYOND}, and both clocks one time that is 0" in said
+    [said] = doubts(caplog, path, slow | {"s": Field("s", offsets=offsets, time="later", pad="last")})
+    assert f"at {offsets[0]:g} s {BEYOND}, and both clocks one time that is 0" in said
 
 
 @pytest.mark.parametrize("direction", ["nearest", "backward"])
-@pytest.mark.parametrize("roundings", [1.6, 1.9, 2.2, 2.6, 3.4, 3.7, 3.9, 4.1, 4.6, 5.2, 7.7])
+@pytest.mark.parametrize("roundings", [1.6, 2.6, 3.9, 4.1, 4.6, 7.7])
 def test_float32_is_refused_or_gives_the_rows_of_exact_times(h5, direction, roundings):
     step = roundings * float(np.spacing(np.float32(140_000)))
     times = 140_000 + np.arange(2000) * step
@@ -313,11 +261,9 @@ def test_rows_in_seconds_are_those_nearest_to_the_times_of_rows(h5):
     ("options", "said"),
     [
         ({"rows": [5.0, 7.0]}, "rows: it holds 7.0 at 1, which is further than 0.1 s, the median interval"),
-        ({"rows": [np.nan]}, "rows: it holds nan at 0, which is further than 0.1 s"),
         ({"rows": [8.3]}, "rows: 8.3 s, row 6, is one of the 7 rows of"),
         ({"rows": None}, "time: goes with rows=, which hold seconds"),
         ({"rows": [5.0], "rate": 10}, "rate: 10: give the rows per second, rate=, or the dataset of their times"),
-        ({"rows": [5.0], "time": 3}, "time: 3: give the rows per second, rate=, or the dataset of their times, time="),
     ],
     ids=str,
 )

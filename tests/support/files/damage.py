@@ -1,5 +1,6 @@
-"""Datasets of chunks whose records, or other bytes of the file, are changed."""
+"""Datasets of chunks whose records, or other bytes of the file, are changed; and system calls that fail."""
 
+import os
 import struct
 from pathlib import Path
 
@@ -14,14 +15,10 @@ from support.sources.oracle import read_from
 VALUES = np.random.default_rng(1).integers(0, 10**6, (50, 6)).astype("<i4")
 ODD = h5py.h5t.STD_I32LE.copy()  # numpy has no such type, so h5py must read it
 ODD.set_precision(24)
-EDGE = {"filters": ["shuffle"], "shape": (52, 7)}  # edge chunks may or may not be shuffled
 LOCKED = {
     "scale-offset": {"filters": ["scaleoffset"]},
     "n-bit": {"filters": ["nbit"], "dtype": ODD},
-    "odd type": {"dtype": ODD},
-    "shuffle at an edge": EDGE,
 }
-STORED = {"plain": {}, "gzip": {"filters": ["gzip"]}, **LOCKED}
 
 
 def made(path, filters=(), dtype="<i4", shape=(50, 6), maxshape=None, **options):
@@ -63,3 +60,16 @@ def check_refused(path, message):
     with pytest.raises(CorruptError, match=rf"^{path}:/data{message}.*restore") as caught:
         read_all(path)
     assert (caught.value.file, caught.value.dataset) == (str(path), "data")
+
+
+def failing(real, number, times):
+    """A system call that fails a number of times, then works."""
+    left = [times]
+
+    def call(*args, **options):
+        if left[0]:
+            left[0] -= 1
+            raise OSError(number, os.strerror(number))
+        return real(*args, **options)
+
+    return call

@@ -58,16 +58,9 @@ def typed(kind):
     return write
 
 
-def strings_with_an_end():
-    kind = h5py.h5t.C_S1.copy()
-    kind.set_size(MOST + 1)
-    return typed(kind)
-
-
-def opaque_with_a_tag():
-    kind = h5py.h5t.create(h5py.h5t.OPAQUE, MOST)
-    kind.set_tag(b"image/jpeg")
-    return typed(kind)
+STRINGS_WITH_AN_END, TAGGED = h5py.h5t.C_S1.copy(), h5py.h5t.create(h5py.h5t.OPAQUE, MOST)
+STRINGS_WITH_AN_END.set_size(MOST + 1)
+TAGGED.set_tag(b"image/jpeg")
 
 
 def separate(value, **options):
@@ -100,16 +93,14 @@ STORAGES = {
     "padded": padded,
     "padded in compressed chunks": lambda file, images: padded(file, images, chunks=(4, 99), compression="gzip"),
     "strings": fixed("S"),
-    "strings in compressed chunks": fixed("S", chunks=(3,), compression="gzip", shuffle=True),
     "strings by h5py": fixed("S", chunks=(3,), compression="lzf"),
-    "strings with an end": strings_with_an_end(),
+    "strings with an end": typed(STRINGS_WITH_AN_END),
     "opaque": fixed("V"),
-    "opaque with a tag": opaque_with_a_tag(),
+    "opaque with a tag": typed(TAGGED),
     "a dataset for each": separate(in_bytes),
     "a value for each": separate(np.void),
     "a compressed dataset for each": separate(in_bytes, compression="gzip"),
     "variable behind a user block": variable,
-    "a dataset for each behind a user block": separate(in_bytes),
     "variable by h5py": lambda file, images: variable(file, images, chunks=(5,), compression="lzf"),
     "of other addresses": variable,
 }

@@ -62,6 +62,7 @@ def written(path):
     return str(path)
 
 
+VOLUMES = ("contiguous", "chunked", "gzip tiles", "scale-offset")
 LAYOUTS = {
     "contiguous": {"fields": ["contiguous", "big endian", "single"]},
     "one row": {"fields": {"x": "single", "age": Field("age", lookup="night")}},
@@ -88,6 +89,8 @@ LAYOUTS = {
     "images": {"fields": {"x": Field("images", decode="image")}},
     "padded images": {"fields": {"x": Field("padded images", decode="image")}},
     "groups": {"fields": {"x": "x", "y": Field(attr="label")}, "sample": "group", "group": "group *"},
+    "patches": {"fields": {name: Field(name, patch=(6, 16, 12)) for name in VOLUMES}},
+    "drawn patches": {"fields": {name: Field(name, patch=(6, 16, 12)) for name in VOLUMES}, "patches_per_volume": 9},
     "images of groups": {"fields": {"x": Field("image", decode="image")}, "sample": "group", "group": "group *"},
     "datasets of lengths": {"fields": {"x": "of lengths/*"}, "sample": "dataset"},
 }

@@ -30,18 +30,8 @@ LOOM = {"matrix": ROWS, "row_attrs/Gene": texts("g", 30, 30), "col_attrs/CellID"
 CELLS = {"X": ROWS, "obs/class": np.arange(30) % 3, "var/class": np.arange(20), "varm/PCs": np.zeros((20, 900))}
 NEXUS = {"entry__NX_class": "NXentry", "entry__data__NX_class": "NXdata", "entry__data__signal": "counts"}
 SCAN = {"entry/data/counts": STACK, "entry/data/y": np.arange(16.0), "entry/data/errors": STACK.astype("f8")}
-KERAS = {"layers/dense/vars/0": ROWS, "layers/dense/vars/1": np.zeros(20), "optimizer/vars/0": np.zeros((40, 8))}
 VIEWER = {f"t0000{t}/s00/{level}/cells": STACK[:, :: level + 1] for t in (0, 1) for level in (0, 1)}
 VIEWER |= {f"s0{n}/{name}": np.ones((2, 3)) for n in (0, 1) for name in ("resolutions", "subdivisions")}
-IMARIS = {
-    f"DataSet/ResolutionLevel {level}/TimePoint {t}/Channel {c}/{name}": values[:: level + 1, :: level + 1]
-    if name == "Data"
-    else values
-    for level in (0, 1)
-    for t in (0, 1, 2)
-    for c in (0, 1)
-    for name, values in (("Data", STACK), ("Histogram", np.arange(256)))
-} | {"DataSetInfo/Log/Entries": 0, "Thumbnail/Data": np.zeros((256, 1024), "u1")}
 SLEAP = {"tracks": np.zeros((2, 2, 13, 90)), "node_names": texts("n", 13, 13), "edge_inds": np.zeros((12, 2), "i4")}
 KSPACE = {"kspace": np.zeros((5, 4, 16, 12), "c8"), "reconstruction_rss": np.zeros((5, 8, 8), "f4")}
 KSPACE["ismrmrd_header"] = "<a/>"
@@ -61,11 +51,9 @@ LAYOUTS = [
     ({name: CELLS[name] for name in ("obs/class", "var/class", "varm/PCs")}, None, "no dataset looks", ""),
     (written(SCAN, **NEXUS, entry__data__axes=["time", "y", "."]), '{"x": "entry/data/counts"}', "", "errors"),
     (written(SCAN, **NEXUS, entry__data__axes=["y", "time", "."]), None, "no dataset looks", ""),
-    (KERAS, None, "no dataset looks", ""),
     (written({"d/d/kernel:0": ROWS, "d/d/x": ROWS}, d__weight_names=["d/kernel:0"]), None, "no dat", ""),
     ({"conv1.weight": np.zeros((64, 3, 7, 7)), "conv1.bias": np.zeros((64, 1, 2))}, None, "no dataset looks", ""),
     (VIEWER, 'group="t*"', "", "resolutions"),
-    (IMARIS, '"Channel 0/Data"}, group="DataSet/ResolutionLevel 0/TimePoint *"', "", "Histogram"),
     (SLEAP, '{"x": "tracks"}, layout={"x": "CHWN"}', "", "edge"),
     (KSPACE, '{"x": "kspace", "y": "reconstruction_rss"}', "", "header"),
     (SIMULATION, '{"x": "V', "", "coordinate"),

@@ -1,29 +1,25 @@
-"""What libhdf5 lists and does not find is damage in every opening; what an index might read wrongly is left to h5py."""
+"""What libhdf5 lists and does not find is damage; what an index might read wrongly is left to h5py; cached indexes."""
 
 import contextlib
-import ctypes
+import logging
+import os
+import shutil
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from support.files.hdf5 import EARLY, WAYS, create, libhdf5, needs_libhdf5, numbered
-from support.sources.oracle import check, read_from
+from support.files.hdf5 import WAYS, create, needs_libhdf5, numbered
+from support.sources.oracle import check, read, read_from, refused
 
-from lit_async_data import CorruptError, Field, HDF5Source
+from lit_async_data import ConfigError, CorruptError, Field, HDF5Source
+from lit_async_data.sources import local_files
 from lit_async_data.sources.hdf5.index import index
+from lit_async_data.sources.hdf5.index.index import IndexCache, IndexKey
 from lit_async_data.sources.hdf5.storage.codecs import is_found
 
 ROWS, OPENINGS, SHAPE = 20, 2, (13, 7, 5)
 VALUES = np.arange(1, ROWS * 6 + 1, dtype="i4").reshape(ROWS, 6)
-
-
-def written(path, *, row_numbers=False, **options):
-    with h5py.File(path, "w") as file:
-        file.create_dataset("data", data=VALUES, chunks=(4, 6), **options)
-        if row_numbers:
-            file.create_dataset("wanted", data=np.arange(1, ROWS), chunks=(4,))
-    return Path(path).read_bytes()
 
 
 def agree(path, name):
@@ -47,19 +43,24 @@ def damaged(content, name, path):
             yield at
 
 
-@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
-def test_a_chunk_that_is_listed_and_not_found_is_damage_or_read_right(tmp_path, options):
-    path = str(tmp_path / "x.h5")
+def check_damaged(path, name, fields, **options):
+    """Whether a wrong node of an index brings errors that name the dataset, or the right values."""
+    right = read_from(path, fields, **options)["x"]
     errors = found = 0
-    for place in damaged(written(path, **options), "data", path):
+    for place in damaged(Path(path).read_bytes(), name, path):
         found += 1
         for _ in range(OPENINGS):
             try:
-                assert (read_from(path, {"data": "data"})["data"] == VALUES).all(), place
+                assert (read_from(path, fields, **options)["x"] == right).all(), place
             except CorruptError as error:
-                errors += (error.file, error.dataset) == (path, "data")
+                errors += (error.file, error.dataset) == (path, name)
     assert found > 9
     assert errors > OPENINGS * found / 2
+
+
+@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
+def test_a_chunk_that_is_listed_and_not_found_is_damage_or_read_right(h5, options):
+    check_damaged(h5(data={"data": VALUES, "chunks": (4, 6), **options}), "data", {"x": "data"})
 
 
 @pytest.mark.parametrize(
@@ -67,13 +68,9 @@ def test_a_chunk_that_is_listed_and_not_found_is_damage_or_read_right(tmp_path, 
     [({"x": "data"}, {"rows": "wanted"}), ({"x": Field("data", lookup="wanted")}, {})],
     ids=["rows", "lookup"],
 )
-def test_row_numbers_are_not_zeros_either(tmp_path, fields, options):
-    path = str(tmp_path / "x.h5")
-    content = written(path, row_numbers=True)
-    chosen = read_from(path, fields, **options)["x"]
-    for place in damaged(content, "wanted", path):
-        with contextlib.suppress(CorruptError):
-            assert (read_from(path, fields, **options)["x"] == chosen).all(), place
+def test_row_numbers_are_not_zeros_either(h5, fields, options):
+    path = h5(data={"data": VALUES, "chunks": (4, 6)}, wanted={"data": np.arange(1, ROWS), "chunks": (4,)})
+    check_damaged(path, "wanted", fields, **options)
 
 
 def test_a_dataset_of_too_many_chunks_is_left_to_h5py(h5, monkeypatch):
@@ -101,17 +98,8 @@ def test_edge_chunks_may_be_left_unfiltered(new, path, filters, chunks, maxshape
     check(path, {"x": "data"}, layout="HNW")
 
 
-@needs_libhdf5
-@pytest.mark.parametrize("written", [slice(0, 4), slice(4, 8), slice(12, 13), slice(3, 13)], ids=str)
-def test_unfiltered_edge_chunks_that_were_partly_written_are_read(new, path, written):
-    arguments = {"chunks": (4, 5, 3), "filters": ["shuffle", "gzip"], "raw_edges": True, "fill": 5}
-    with new() as file:
-        create(file, "data", SHAPE, "i4", **arguments)[written] = numbered(SHAPE)[written]
-    check(path, {"x": "data"})
-
-
-@pytest.mark.parametrize(("libver", "filters"), [("earliest", ["gzip"]), ("v110", []), ("latest", ["gzip"])])
-@pytest.mark.parametrize("maxshape", [(13, None, 5), (13, 7, None), (20, None, 5), (20, 9, None)], ids=str)
+@pytest.mark.parametrize(("libver", "filters"), [("earliest", ["gzip"]), ("v110", [])])
+@pytest.mark.parametrize("maxshape", [(13, None, 5), (20, 9, None)], ids=str)
 def test_one_unlimited_axis_that_is_not_the_first_is_read_right(new, path, caplog, libver, maxshape, filters):  # noqa: PLR0917
     """With a warning. libhdf5 itself returns wrong coordinates of these chunks."""
     with new(libver=libver) as file:
@@ -121,43 +109,143 @@ def test_one_unlimited_axis_that_is_not_the_first_is_read_right(new, path, caplo
     assert f"{path}:/data: is read by h5py, one thread at a time: it is unlimited along one axis" in caplog.text
 
 
-BTREE_1, SINGLE, IMPLICIT, FIXED_ARRAY, EXTENSIBLE_ARRAY, BTREE_2 = range(6)
-INDEXES = {
-    "v1 B-tree": (BTREE_1, "earliest", {}),
-    "v1 B-tree, growing": (BTREE_1, "earliest", {"maxshape": (None, None, 5)}),
-    "single chunk": (SINGLE, "v110", {"chunks": SHAPE}),
-    "single filtered chunk": (SINGLE, "v110", {"chunks": SHAPE, "filters": ["gzip"]}),
-    "implicit": (IMPLICIT, "v110", {"alloc": EARLY}),
-    "implicit, may grow": (IMPLICIT, "v110", {"alloc": EARLY, "maxshape": (20, 9, 9)}),
-    "fixed array": (FIXED_ARRAY, "v110", {}),
-    "fixed array, may grow": (FIXED_ARRAY, "v110", {"maxshape": (20, 9, 9)}),
-    "filtered fixed array": (FIXED_ARRAY, "v110", {"filters": ["gzip"]}),
-    "extensible array": (EXTENSIBLE_ARRAY, "v110", {"maxshape": (None, 7, 5)}),
-    "filtered extensible array": (EXTENSIBLE_ARRAY, "v110", {"maxshape": (None, 9, 5), "filters": ["gzip"]}),
-    "v2 B-tree": (BTREE_2, "v110", {"maxshape": (None, None, 5)}),
-    "filtered v2 B-tree": (BTREE_2, "v110", {"maxshape": (None, None, None), "filters": ["shuffle", "gzip"]}),
-}
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The cache; small files count as large and new ones as old, since no program can set their ctime."""
+    monkeypatch.setattr(index, "FEWEST_CHUNKS", 2)
+    monkeypatch.setattr(local_files, "RECENT_NS", 0)
+    return tmp_path / "made" / "cache"
 
 
-def index_type(dataset):
-    found = ctypes.c_int()
-    assert libhdf5().H5Dget_chunk_index_type(dataset.id.id, ctypes.byref(found)) >= 0
-    return found.value
+@pytest.fixture
+def built(monkeypatch):
+    """One entry for each time that an index was built."""
+    built = []
+    once = index.columns_of
+    monkeypatch.setattr(index, "columns_of", lambda dataset: built.append(dataset.name) or once(dataset))
+    return built
 
 
-@needs_libhdf5
-@pytest.mark.parametrize("kind", INDEXES)
-def test_every_kind_of_index_is_followed_also_with_many_levels_behind_a_user_block(tmp_path, kind):
-    wanted, libver, given = INDEXES[kind]
-    most = {"maxshape": tuple(limit and {20: 2000, 9: 4, 7: 3, 5: 2}[limit] for limit in given.get("maxshape", ()))}
-    many = {"chunks": (1, 2, 2), **given, **(most if "maxshape" in given else {})}
-    for shape, user_block, arguments in ((SHAPE, 0, {"chunks": (4, 3, 2), **given}), ((600, 3, 2), 1024, many)):
-        if user_block and "single" in kind:
-            continue
-        path = str(tmp_path / f"{user_block}.h5")
-        with h5py.File(path, "w", libver=(libver, "v110"), userblock_size=user_block) as file:
-            dataset = create(file, "data", shape, "i4", **arguments)
-            dataset[...] = numbered(shape)
-            assert index_type(dataset) == wanted
-        for layout in ("NHW", "HNW", "HWN") if shape == SHAPE else (None,):
-            check(path, {"x": "data"}, layout=layout, reading="decoded")
+@pytest.fixture
+def aged(path):
+    """A file that seems to have been written a while ago."""
+    write(path, VALUES)
+    return path
+
+
+def write(path, values):
+    with h5py.File(path, "w") as file:
+        file.create_dataset("data", data=values, chunks=(4, 6), maxshape=(None, 6), compression="gzip")
+    age(path)
+
+
+def age(path, seconds=100):
+    now = os.stat(path).st_mtime_ns
+    os.utime(path, ns=(now, now - seconds * 10**9))
+
+
+def opened(path, folder):
+    """All samples, read by the index."""
+    with contextlib.closing(HDF5Source(path, ["data"], cache_dir=folder)) as source:
+        assert source.chunks.reading == "decoded"
+        return read(source, np.arange(len(source)))["data"]
+
+
+def test_the_second_opening_builds_nothing_and_reads_the_same(aged, folder, built, tmp_path):
+    with h5py.File(aged, "r+") as file:
+        file["data"].resize((32, 6))  # its last chunks are not there
+    age(aged)
+    os.symlink(aged, tmp_path / "link.h5")  # all links share the index of the data
+    for file in (aged, aged, str(tmp_path / "link.h5")):
+        assert (opened(file, folder) == np.concatenate([VALUES, np.zeros((12, 6))])).all()
+    assert built == ["/data"]
+    assert next(folder.iterdir()).name.startswith("x.h5.")
+
+
+def test_each_dataset_of_each_file_has_its_own_index(aged, folder, built, tmp_path):
+    with h5py.File(aged, "r+") as file:
+        file.create_dataset("other", data=VALUES + 1, chunks=(2, 6))
+    (tmp_path / "copy").mkdir()
+    copy = shutil.copy2(aged, tmp_path / "copy")
+    for _ in range(2):
+        for file in (aged, copy):
+            out = read_from(file, ["data", "other"], cache_dir=folder)
+            assert (out["other"] == out["data"] + 1).all()
+    assert len(built) == len(os.listdir(folder)) == 4
+
+
+def test_the_index_of_a_small_file_is_not_cached(aged, folder, monkeypatch):
+    monkeypatch.setattr(index, "FEWEST_CHUNKS", 6)
+    opened(aged, folder)
+    assert os.listdir(folder) == []
+
+
+def test_the_index_of_a_file_that_has_just_changed_is_not_cached_yet(aged, folder, monkeypatch):
+    monkeypatch.setattr(local_files, "RECENT_NS", 2 * 10**9)
+    now = os.stat(aged).st_ctime_ns  # its time of writing was set back
+    for later, cached in ((1, 0), (3, 1)):
+        monkeypatch.setattr(local_files.time, "time_ns", lambda later=later: now + later * 10**9)
+        opened(aged, folder)
+        assert len(os.listdir(folder)) == cached
+
+
+def test_an_index_that_fails_verification_is_not_cached(aged, folder):
+    with h5py.File(aged, "r+") as file:  # an edge chunk that cannot be decoded
+        file["data"].resize((18, 6))
+        file["data"].id.write_direct_chunk((16, 0), b"?" * 96)
+    age(aged)
+    HDF5Source(aged, ["data"], cache_dir=folder).close()
+    assert os.listdir(folder) == []
+
+
+def test_what_is_no_path_of_a_cache_is_refused(aged):
+    assert refused(ConfigError, [], aged, ["data"], cache_dir=True).option == "cache_dir"
+
+
+def touched(path):
+    age(path, 5)
+    return VALUES
+
+
+def with_another_ctime(path):
+    """It may have been written to, and its time set back."""
+    os.chmod(path, 0o640)
+    return VALUES
+
+
+def replaced(path):
+    """By a copy of other values, of the same size and time."""
+    was = os.stat(path)
+    write(path + "2", VALUES[::-1])
+    os.utime(path + "2", ns=(was.st_mtime_ns, was.st_mtime_ns))
+    os.replace(path + "2", path)
+    return VALUES[::-1]
+
+
+@pytest.mark.parametrize("change", [touched, with_another_ctime, replaced])
+def test_the_index_of_a_changed_file_is_built_again_and_the_log_says_so(aged, folder, built, caplog, change):
+    opened(aged, folder)
+    expected = change(aged)
+    with caplog.at_level(logging.INFO, "lit_async_data"):
+        assert (opened(aged, folder) == expected).all()
+        assert (opened(aged, folder) == expected).all()
+    assert len(built) == 2
+    (record,) = caplog.records
+    assert f"{aged}:/data: the index in {next(folder.iterdir())} is damaged or of another state" in record.message
+
+
+@pytest.mark.parametrize("column", ["offsets", "sizes", "masks"])
+@pytest.mark.parametrize(
+    "forge",
+    [lambda column: column[::-1] + 1, lambda column: column[::-1], lambda column: np.append(column[:-1], [7])],
+    ids=["wrong", "swap", "last"],
+)
+def test_an_intact_but_wrong_index_is_built_again(aged, folder, built, column, forge):
+    opened(aged, folder)
+    with h5py.File(aged) as file:
+        key, cache = IndexKey.of(file["data"]), IndexCache(folder)
+    columns = cache.load(key)
+    false = forge(columns[column])
+    cache.store(key, columns | {column: false})
+    assert (opened(aged, folder) == VALUES).all()
+    assert len(built) == (1 if (false == columns[column]).all() else 2)

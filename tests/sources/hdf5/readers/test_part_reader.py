@@ -4,12 +4,12 @@ import errno
 import os
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
 import pytest
-from support.files.damage import damage_chunk
-from support.files.system_calls import failing
+from support.files.damage import failing
 from support.memory import SMALL, peak
 from support.sources.oracle import read, refused
 
@@ -66,15 +66,12 @@ GZIP = {"compression": "gzip", "compression_opts": 1}
 STORED = {
     "64 a chunk": ("u1", 3200, 1, {"chunks": (64, 3, 64, 64), **GZIP}),
     "four files": ("u1", 800, 4, {"chunks": (64, 3, 64, 64), **GZIP}),
-    "shuffled": ("i2", 1600, 1, {"chunks": (64, 3, 64, 64), "shuffle": True, **GZIP}),
     "scale-offset": ("i2", 1600, 1, {"chunks": (64, 3, 64, 64), "scaleoffset": 0}),
-    "large chunks": ("u1", 2000, 1, {"chunks": (500, 3, 64, 64), **GZIP}),
     "not compressed": ("u1", 3200, 4, {}),
 }
 ORDERS = {
     "chunk": {"shuffle": "chunk", "shuffle_chunks": 8},
     "global": {"shuffle": "global"},
-    "cache": {"shuffle": "chunk", "shuffle_chunks": 8, "cache_bytes": 2**30},
     "half a cache": {"shuffle": "chunk", "shuffle_chunks": 8, "cache_bytes": 20 * MIB},
 }
 
@@ -123,18 +120,11 @@ def test_a_file_that_its_server_has_forgotten_is_opened_again_if_it_is_the_same(
 
 @pytest.mark.parametrize("error", [MemoryError("8 GiB"), OSError(errno.ENOMEM, "Cannot allocate memory")])
 def test_memory_that_runs_out_while_reading_names_the_file(h5, monkeypatch, error):
-    path = h5(data=np.ones((8, 4), "i4"))
-    source = HDF5Source(path, ["data"])
-
-    def broken(*_, **__):
-        raise error
-
-    for name in ("read", "decode"):
-        monkeypatch.setattr(PartReader, name, broken)
-    with pytest.raises(SourceError, match=rf"{path}: cannot be read: .*not enough memory"):
-        read(source, [0])
-    with pytest.raises(SourceError, match=rf"{path}: cannot be read: .*not enough memory"):
-        source.decode(np.array([0]), None)
+    source = HDF5Source(path := h5(data=np.ones((8, 4), "i4")), ["data"])
+    for name, use in {"read": lambda: source[0], "decode": lambda: source.decode(np.array([0]), None)}.items():
+        monkeypatch.setattr(PartReader, name, Mock(side_effect=error))
+        with pytest.raises(SourceError, match=rf"{path}: cannot be read: .*not enough memory"):
+            use()
     source.close()
 
 
@@ -169,13 +159,3 @@ def test_samples_that_are_left_out_may_lack_a_value(cells):
     refused(FormatError, ["z, row 3: -1 is a missing value"], cells, fields, exclude=[2])
     with pytest.raises(FormatError, match="no sample is left that has a value of each field"):
         HDF5Source(cells, {"y": Field("y", null="drop")}, rows=[2])
-
-
-def test_a_chunk_that_cannot_be_read_is_left_for_its_batch(cells):
-    damage_chunk(cells, "z", (0,), b"\1\1\0", skip=0)
-    refused(FormatError, ["z, row 3: -1 is a missing value"], cells, {"z": Field("z", classes=["T", "B"])})
-    assert HDF5Source(cells, {"x": "x", "z": Field("z", null="drop")}).column("x").tolist() == [0, 1, 2, *range(4, 9)]
-    source = HDF5Source(cells, {"x": "x", "z": Field("z", classes=["T", "B"])}, rows=[0, 5])
-    assert source[1]["z"] == 1
-    with pytest.raises(Exception, match="z"):
-        source[0]

@@ -6,14 +6,13 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from support.files.damage import patch
 from support.files.hdf5 import LATE, create, needs_libhdf5, stored_as
 from support.files.sequences import STORED, sequences, written
 from support.files.sequences import check as check_sequences
 from support.memory import SMALL, peak
-from support.sources.oracle import check, read, refused_when_read
+from support.sources.oracle import read, refused_when_read
 
-from lit_async_data import AsyncLoader, CorruptError, Field, FormatError, HDF5Source, SourceError
+from lit_async_data import AsyncLoader, Field, FormatError, HDF5Source, SourceError
 from lit_async_data.sources.hdf5.readers import readers
 from lit_async_data.tools.pack import pack
 
@@ -31,12 +30,6 @@ def test_a_label_beyond_int64_is_an_error_wherever_it_lies(path, kind, dtype):
         for samples in ([bad], [0, bad], [bad, 6, 0], [5, bad, bad]):
             with pytest.raises(FormatError, match=f"labels.*{2**63 if bad == 3 else 2**64 - 1}"):
                 read(source, samples)
-
-
-@pytest.mark.parametrize(("memory_map", "reading"), [(True, "copied"), (False, "locked")])
-def test_scattered_samples_are_copied_from_a_map_or_read_by_h5py(h5, memory_map, reading):
-    path = h5(data=np.arange(300, dtype=">i4").reshape(6, 50))
-    check(path, {"x": "data"}, layout="CN", memory_map=memory_map, reading=reading)
 
 
 @needs_libhdf5
@@ -96,19 +89,3 @@ def test_a_packed_file_holds_them_padded_with_their_lengths(path, where):
     packed = Path(path).with_name("packed.h5")
     pack(HDF5Source(path, {"x": {"heap": "x", "offsets": "z"}[where], "y": "y"}), packed)
     check_sequences(HDF5Source(packed, {"x": "x", "x_length": "x_length"}), values)
-
-
-def test_a_value_that_the_heap_lacks_is_an_error_that_names_its_row(path):
-    values = sequences(np.int32)
-    written(path, values, np.int32)
-    patch(path, Path(path).read_bytes().index(b"GCOL"), "4s", b"XXXX")
-    source, bad = HDF5Source(path, {"x": "x"}), []
-    for row, value in enumerate(values):
-        try:
-            found = source[row]["x"][: len(value)]
-        except CorruptError as error:
-            bad.append((row, error.row, error.sample_id))
-            continue
-        assert np.array_equal(found, value)
-    assert all(row == named == sample for row, named, sample in bad)
-    assert 0 < len(bad) < len(values)

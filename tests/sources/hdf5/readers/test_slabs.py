@@ -76,7 +76,9 @@ def test_pieces_of_any_length_are_copied_also_in_several_steps(length):
 
 
 VALUES = np.arange(50 * 6, dtype=">i4").reshape(50, 6)
+GZIP = {"compression": "gzip"}
 STORED = [{}, {"chunks": (8, 6)}, {"chunks": (1, 6)}, {"chunks": (8, 6), "fillvalue": 5}]
+STORED += [{"chunks": (8, 6)} | GZIP, {"chunks": (1, 6)} | GZIP]
 
 
 def no_maps(monkeypatch):
@@ -93,17 +95,11 @@ def test_rows_are_read_by_map_and_by_pread(path, options, memory_map, monkeypatc
         file["labels"] = np.arange(50, dtype="u2")
     if not memory_map:
         no_maps(monkeypatch)
-    check(path, {"x": "data", "y": "labels"}, memory_map=memory_map, reading="copied")
+    reading = "decoded" if "compression" in options else "copied"
+    check(path, {"x": "data", "y": "labels"}, memory_map=memory_map, reading=reading)
 
 
 def test_large_rows_need_no_map(h5, monkeypatch):
     no_maps(monkeypatch)
     values = np.random.default_rng(0).integers(0, 255, (5, open_file.PREAD_BYTES), dtype=np.uint8)
     check(h5(data=values), {"x": "data"})
-
-
-@pytest.mark.parametrize("rows", [1, 8])
-def test_compressed_chunks_need_no_map_either(h5, monkeypatch, rows):
-    no_maps(monkeypatch)
-    path = h5(data={"data": VALUES, "chunks": (rows, 6), "compression": "gzip"}, labels=np.arange(50))
-    check(path, {"x": "data", "y": "labels"}, memory_map=False)

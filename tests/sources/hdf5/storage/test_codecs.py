@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import logging
-import pickle
 import subprocess
 import sys
 import types
@@ -16,10 +15,10 @@ from h5py._objects import phil
 from hypothesis import given
 from hypothesis import strategies as st
 from support.files.hdf5 import WAYS
-from support.sources.oracle import check, read, refused
+from support.sources.oracle import check, refused
 
 import lit_async_data
-from lit_async_data import Field, FormatError, HDF5Source
+from lit_async_data import FormatError, HDF5Source
 from lit_async_data.errors import CorruptError
 from lit_async_data.sources.hdf5.storage import codecs
 from lit_async_data.sources.hdf5.storage.codecs import DEFLATE, FLETCHER32, SHUFFLE, Filter, FilterPipeline, fletcher32
@@ -58,11 +57,6 @@ def checksum(data):
     return second << 16 | first
 
 
-@given(st.binary(max_size=2000))
-def test_the_checksum_is_that_of_hdf5(data):
-    assert fletcher32(np.frombuffer(data, np.uint8)) == checksum(data)
-
-
 def test_the_checksum_is_exact_over_many_words(monkeypatch):
     data = np.full(4 * codecs._SUM_WORDS + 11, 255, np.uint8)
     whole = fletcher32(data)
@@ -75,10 +69,8 @@ def test_the_checksum_is_exact_over_many_words(monkeypatch):
     [
         ((DEFLATE,), zlib.compress(b"x" * 15)),
         ((DEFLATE,), zlib.compress(b"x" * 17)),
-        ((DEFLATE,), zlib.compress(b"x" * 10**6)),
         ((DEFLATE,), zlib.compress(b"x" * 16)[:-6]),
         ((DEFLATE,), b"rubbish"),
-        ((DEFLATE,), b""),
         ((), b"x" * 15),
         ((FLETCHER32,), b"x" * 16 + b"\0\0\0\0"),
         ((FLETCHER32,), b"xy"),
@@ -92,35 +84,13 @@ def test_what_does_not_decode_to_exactly_a_chunk_is_refused(which, stored):
 THESE = ("read_direct_chunk", "write_direct_chunk")
 
 
-@pytest.mark.parametrize("compression", ["gzip", "lzf"])
-def test_a_source_that_has_read_can_be_pickled(h5, compression):
-    source = HDF5Source(h5(x={"data": np.arange(64), "chunks": (8,), "compression": compression}), {"x": "x"})
-    read(source, [0])
-    assert read(pickle.loads(pickle.dumps(source)), [63])["x"].tolist() == [63]
-
-
-def test_a_chunk_is_copied_with_its_mask(tmp_path):
-    values = np.arange(12).reshape(6, 2)
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        first, second = (file.create_dataset(name, (6, 2), "i8", chunks=(3, 2), compression="gzip") for name in "ab")
-        first.id.write_direct_chunk((0, 0), values[:3].tobytes(), filter_mask=1)
-        first[3:] = values[3:]
-        assert codecs.read_chunk(first, (0, 0)) == (1, values[:3].tobytes())
-        for row in (0, 3):
-            codecs.write_chunk(second, (row, 0), *codecs.read_chunk(first, (row, 0)))
-        assert (second[...] == values).all()
-
-
 @pytest.mark.parametrize(
     "call",
     [lambda dataset: codecs.read_chunk(dataset, (0,)), lambda dataset: codecs.write_chunk(dataset, (0,), 0, b"")],
 )
 def test_no_other_thread_can_be_in_libhdf5_meanwhile(call):
-    """On h5py 3.13, without the lock:
-
-    1. A thread calls ``read_direct_chunk``, which gives the GIL up inside libhdf5.
-    2. Another thread reads a dataset, takes h5py's lock, which is free, and enters libhdf5.
-    3. Both change libhdf5's stack of contexts: one of them fails with "no VOL object wrap context?".
+    """On h5py 3.13, ``read_direct_chunk`` gives the GIL up inside libhdf5 without h5py's lock: 1. A thread calls it.
+    2. Another reads a dataset. 3. Both change libhdf5's stack of contexts, and one fails: "no VOL object wrap context?"
     """
     free = []
 
@@ -144,15 +114,12 @@ def test_nothing_else_calls_h5pys_functions():
     assert calling == [Path(codecs.__file__)]
 
 
-ROWS, OPENINGS = 20, 2
-
-
 @pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
 def test_a_chunk_is_found_without_being_read(tmp_path, options):
     with h5py.File(tmp_path / "x.h5", "w") as file:
-        dataset = file.create_dataset("data", (ROWS, 6), "i4", chunks=(4, 6), **options)
+        dataset = file.create_dataset("data", (20, 6), "i4", chunks=(4, 6), **options)
         dataset[4:8] = 1
-        assert [codecs.is_found(dataset, (row, 0)) for row in range(0, ROWS, 4)] == [False, True, False, False, False]
+        assert [codecs.is_found(dataset, (row, 0)) for row in range(0, 20, 4)] == [False, True, False, False, False]
 
 
 hdf5plugin = pytest.importorskip("hdf5plugin", reason="writes what these tests read")
@@ -196,11 +163,10 @@ def compressed(h5):
     [
         ("rows", lambda path: HDF5Source(path, ["rows"])),
         ("rows", lambda path: HDF5Source(path, ["x"], rows="rows")),
-        ("rows", lambda path: HDF5Source(path, {"x": Field("rows", lookup="rows")})),
         ("rows", lambda path: HDF5Source(path, ["x"]).column("rows")),
         ("group/offsets", lambda path: HDF5Source(path, ["group"])),
     ],
-    ids=["field", "rows", "lookup", "column", "offsets"],
+    ids=["field", "rows", "column", "offsets"],
 )
 def test_whatever_needs_a_missing_filter_names_it(compressed, name, build, without_plugins):
     without_plugins()
@@ -216,20 +182,10 @@ def test_a_filter_that_only_the_process_that_reads_lacks_is_no_damage(compressed
     assert (caught.value.file, caught.value.dataset) == (compressed, "rows")
 
 
-def test_a_virtual_dataset_names_the_filter_that_its_parts_lack(compressed, tmp_path, without_plugins):
-    layout = h5py.VirtualLayout((8,), "i8")
-    layout[:] = h5py.VirtualSource(compressed, "rows", (8,))
-    with h5py.File(tmp_path / "virtual.h5", "w") as file:
-        file.create_virtual_dataset("y", layout)
-    without_plugins()
-    with pytest.raises(FormatError, match=WANT.format(compressed, "rows")):
-        HDF5Source(tmp_path / "virtual.h5", ["y"], allow_external=True)
-
-
 def test_nothing_has_to_be_imported_for_filters_of_hdf5plugin(compressed):
     program = f"""
 import numpy as np, sys
-from lit_async_data import Field, FormatError, HDF5Source
+from lit_async_data import HDF5Source
 source, out = HDF5Source({compressed!r}, ["rows"], rows="rows"), np.empty(8, "i8")
 source.read_into(np.arange(8), {{"rows": out}})
 assert out.tolist() == list(range(8))

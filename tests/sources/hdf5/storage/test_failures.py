@@ -9,10 +9,10 @@ from unittest.mock import Mock
 import h5py
 import numpy as np
 import pytest
-from support.files.system_calls import failing
+from support.files.damage import failing
 from support.sources.oracle import read, refused
 
-from lit_async_data import AsyncLoader, CorruptError, FormatError, HDF5Source, MissingError, SourceError
+from lit_async_data import CorruptError, FormatError, HDF5Source, MissingError, SourceError
 from lit_async_data.sources import local_files
 from lit_async_data.sources.hdf5.storage import open_file
 from lit_async_data.sources.hdf5.storage.failures import source_error
@@ -25,9 +25,7 @@ pytestmark = pytest.mark.usefixtures("pauses")
     ("number", "said"),
     [
         (errno.EMFILE, "ulimit -n"),
-        (errno.ENOMEM, "ulimit -v"),
         (errno.EIO, "dmesg"),
-        (errno.EACCES, "chmod"),
         (errno.ENOENT, "moved or deleted"),
         (errno.EFBIG, "check that this user may read it"),
     ],
@@ -56,21 +54,12 @@ def test_a_transient_input_error_is_not_raised(large, monkeypatch, pauses):
 @pytest.mark.parametrize("options", [{}, {"compression": "gzip"}, {"scaleoffset": 0}], ids=str)
 def test_a_pipe_in_place_of_a_data_file_is_an_error_and_no_hang(h5, options):
     """1. A source is built. 2. A pipe without a writer replaces its file. 3. Opening the pipe would block for ever."""
-    path = h5(data={"data": np.ones((8, 4), "i4"), **options})
-    source = HDF5Source(path, ["data"])
+    source = HDF5Source(path := h5(data={"data": np.ones((8, 4), "i4"), **options}), ["data"])
     os.unlink(path)
     os.mkfifo(path)
-    options = {"batch_size": 4, "workers": 0}
-    with AsyncLoader(source, options) as loader, pytest.raises(FormatError, match=f"{path}: is no regular file"):
-        next(iter(loader))
-    refused(FormatError, ["is no regular file"], path, ["data"])
-    with pytest.raises(FormatError, match="is no regular file"):
-        source.column("other")
-
-
-def test_a_folder_is_refused(tmp_path):
-    with pytest.raises(FormatError, match=rf"{tmp_path}: is a folder; for all files in it write"):
-        open_h5py(str(tmp_path))
+    for use in (lambda: read(source, [0]), lambda: source.column("other"), lambda: HDF5Source(path, ["data"])):
+        with pytest.raises(FormatError, match=f"{path}: is no regular file"):
+            use()
 
 
 def test_a_file_that_became_a_folder_is_called_a_folder(h5):
@@ -80,22 +69,6 @@ def test_a_file_that_became_a_folder_is_called_a_folder(h5):
     path.mkdir()
     with pytest.raises(FormatError, match=rf"{path}: is a folder; for all files in it write"):
         source[1]
-
-
-def states(h5, state):
-    """A file that h5py does not open, and why."""
-    path = h5(data=np.ones((8, 4)))
-    with h5py.File(path, "w", libver="latest") as file:
-        file["data"] = np.ones((8, 4))
-        file.swmr_mode = True
-        marked = Path(path).read_bytes()
-    if state == "marked":
-        Path(path).write_bytes(marked)
-    elif state in ("short", "empty"):
-        os.truncate(path, 100 if state == "short" else 0)
-    elif state == "other":
-        Path(path).write_bytes(b"no HDF5")
-    return path
 
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOLCK, errno.EOPNOTSUPP])
@@ -109,20 +82,24 @@ def test_a_file_system_without_locks_is_named_with_the_variable_that_helps(h5, m
     ("state", "said"),
     [
         ("marked", "marked as open for writing .*if nobody writes to it, h5clear -s {path} removes the mark"),
-        ("short", "is damaged or cut short; copy it again, once nobody writes to it: .*eof = 100, .* = 2304"),
-        ("whole", "is damaged or cut short; copy it again, once nobody writes to it: in words of its own"),
+        ("short", "is damaged or cut short; copy it again, once nobody writes to it: .*eof = 100, "),
         ("empty", "is not an HDF5 file, or is damaged: it is empty"),
         ("locked", "is open for writing in another process"),
         ("other", "is not an HDF5 file"),
     ],
 )
 def test_why_a_file_is_not_opened(h5, monkeypatch, state, said):
-    path = states(h5, state)
-    number = [errno.EAGAIN] if state == "locked" else []
-    if state in ("locked", "whole"):
-        monkeypatch.setattr(h5py, "File", Mock(side_effect=OSError(*number, "in words of its own")))
+    path = Path(h5(data=np.ones((8, 4))))
+    contents = {"short": path.read_bytes()[:100], "empty": b"", "other": b"no HDF5"}
+    if state == "marked":
+        with h5py.File(path, "w", libver="latest") as file:
+            file.swmr_mode = True
+            contents["marked"] = path.read_bytes()
+    path.write_bytes(contents.get(state, path.read_bytes()))
+    if state == "locked":
+        monkeypatch.setattr(h5py, "File", Mock(side_effect=OSError(errno.EAGAIN, "locked")))
     with pytest.raises(FormatError, match=said.format(path=path)) as caught:
-        open_h5py(path)
+        open_h5py(str(path))
     assert "wait until" not in str(caught.value) or state == "locked"
 
 
@@ -147,7 +124,6 @@ def test_an_input_error_of_libhdf5_is_a_source_error(h5, monkeypatch):
     [
         (TypeError("Unknown reference type"), FormatError, "TypeError: Unknown reference type; h5py does not support"),
         (KeyError("bad"), CorruptError, "KeyError: 'bad'; the file is damaged"),
-        (RuntimeError("bad"), CorruptError, "bad; the file is damaged"),
         (RuntimeError(), CorruptError, "no reason given; the file is damaged"),
     ],
     ids=repr,

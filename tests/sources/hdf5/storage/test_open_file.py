@@ -12,23 +12,18 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from support.files.damage import failing
 from support.files.encoded_images import field, picture, written
 from support.files.hdf5 import stored_spans
-from support.files.system_calls import failing
 from support.sources.oracle import orders, read, refused_when_read
 from support.threads.interrupts import interrupted
 from support.threads.leaks import open_files
 
 from lit_async_data import AsyncLoader, ChangedError, Field, HDF5Source, SourceError
-from lit_async_data.engine.pipeline.sample_reader import Ahead
 from lit_async_data.errors import CorruptError
-from lit_async_data.order.plan import BatchIndex, Shares
-from lit_async_data.sources.files.identity import FileIdentity
 from lit_async_data.sources.hdf5.readers.part_reader import PartReader
 from lit_async_data.sources.hdf5.storage import open_file
-from lit_async_data.sources.hdf5.storage import open_file as readahead
 from lit_async_data.sources.hdf5.storage.open_file import GlobalHeap
-from lit_async_data.testing import ArraySource
 
 
 @pytest.mark.usefixtures("pauses")
@@ -120,128 +115,35 @@ VALUES = np.arange(50 * 6, dtype=">i4").reshape(50, 6)
 class Kernel:
     """Fakes which bytes are in memory, and records what it was told to fetch."""
 
-    def __init__(self, monkeypatch, warm=False):
-        self.warm = warm
-        self.asked = 0
+    def __init__(self, monkeypatch):
         self.fetched = []
-        monkeypatch.setattr(readahead, "is_cold", self.is_cold)
+        monkeypatch.setattr(open_file, "is_cold", self.is_cold)
         monkeypatch.setattr(os, "posix_fadvise", lambda fd, at, size, advice: self.fetched.append((at, at + size)))
 
     def is_cold(self, descriptor, offset):
-        self.asked += 1
-        return not (self.warm or any(begin <= offset < end for begin, end in self.fetched))
-
-
-@pytest.mark.parametrize("options", [{}, {"chunks": (8, 6)}], ids=str)
-def test_cold_rows_are_fetched_together_and_neighbours_as_one(h5, monkeypatch, options):
-    path = h5(data={"data": VALUES, **options})
-    source = HDF5Source(path, ["data"])
-    kernel = Kernel(monkeypatch)
-    source.fetch(np.array([3, 5, 4, 30, 3]))
-    source.close()
-    spans = stored_spans(path)
-    first, last = (3, 30) if len(spans) == 1 else (3, 30 % 8)
-    begin = spans[0][0] + first * 24, spans[30 // 8 if len(spans) > 1 else 0][0] + last * 24
-    assert sorted(kernel.fetched) == [(begin[0], begin[0] + 3 * 24), (begin[1], begin[1] + 24)]
+        return not any(begin <= offset < end for begin, end in self.fetched)
 
 
 @pytest.mark.parametrize(
-    ("field", "row"), [(Field("data", window=(0, 2)), 3), (Field("data", lengths="n"), 6)], ids=["window", "lengths"]
+    ("field", "options", "samples", "pieces"),
+    [
+        (Field("data"), {}, [3, 5, 4, 30, 3], [(0, 3, 6), (0, 30, 31)]),
+        (Field("data"), {"chunks": (8, 6)}, [3, 5, 4, 30, 3], [(0, 3, 6), (3, 6, 7)]),
+        (Field("data"), {"chunks": (8, 6), "compression": "gzip"}, [1, 30], [(0, 0, None), (3, 0, None)]),
+        (Field("data", window=(0, 2)), {}, [3], [(0, 3, 5)]),
+        (Field("data", lengths="n"), {}, [3], [(0, 6, 8)]),
+    ],
+    ids=["contiguous", "chunked", "gzip", "windows", "lengths"],
 )
-def test_rows_of_windows_and_of_samples_of_variable_length_are_fetched(h5, monkeypatch, field, row):
-    path = h5(data=VALUES, n=[2] * 25)
+def test_cold_rows_are_fetched_together_and_neighbours_as_one(h5, monkeypatch, field, options, samples, pieces):  # noqa: PLR0917
+    """The pieces are rows of a chunk, from the first to the one behind the last; None: all of the chunk."""
+    path = h5(data={"data": VALUES, **options}, n=[2] * 25)
     source = HDF5Source(path, {"x": field})
-    kernel, begin = Kernel(monkeypatch), stored_spans(path)[0][0]
-    source.fetch(np.array([3]))
+    kernel, spans = Kernel(monkeypatch), stored_spans(path)
+    source.fetch(np.array(samples))
     source.close()
-    assert kernel.fetched == [(begin + row * 24, begin + (row + 2) * 24)]
-
-
-@pytest.mark.parametrize("options", [{}, {"chunks": (8, 6)}, {"chunks": (1, 6)}], ids=str)
-def test_nothing_in_memory_is_fetched_and_few_rows_are_probed(h5, monkeypatch, options):
-    source = HDF5Source(h5(data={"data": VALUES, **options}, labels=np.arange(50)))
-    read(source, [0])  # opens the file
-    kernel = Kernel(monkeypatch, warm=True)
-    source.fetch(np.arange(50))
-    assert kernel.fetched == []
-    assert kernel.asked <= 2 * (readahead.PROBES + 1)
-    asked = kernel.asked
-    source.read_into(np.arange(50), {"data": np.empty((50, 6), "i4")})
-    source.close()
-    assert kernel.asked == asked  # the last probe found its rows in memory
-
-
-def test_only_fields_that_are_read_are_fetched_and_until_all_of_them_are_in_memory(h5, monkeypatch):
-    path = h5(data=VALUES, labels=np.arange(50))
-    source = HDF5Source(path)
-    kernel, (begin, _) = Kernel(monkeypatch), stored_spans(path, "labels")[0]
-    read(source, [7], ["labels"])
-    assert kernel.fetched == [(begin + 7 * 8, begin + 8 * 8)]
-    read(source, [7])  # finds the labels in memory, and no data
-    asked = kernel.asked
-    read(source, [7])
-    read(source, [7])
-    source.close()
-    assert (kernel.asked, len(kernel.fetched)) == (asked + 2, 2)
-
-
-def opened(path):
-    return open_file.OpenFile(str(path), FileIdentity.of(path.stat()))
-
-
-def test_large_pieces_are_fetched_in_several_calls(monkeypatch, tmp_path):
-    (tmp_path / "x").write_bytes(b"x")
-    kernel = Kernel(monkeypatch)
-    file = opened(tmp_path / "x")
-    file.fetch(np.array([100, -1]), 2 * readahead.MAX_FETCH_BYTES + 1)
-    file.close()
-    sizes = [end - begin for begin, end in kernel.fetched]
-    assert sizes == [readahead.MAX_FETCH_BYTES, readahead.MAX_FETCH_BYTES, 1]
-
-
-def test_one_thread_at_a_time_has_pieces_fetched(tmp_path, monkeypatch):
-    """1. The main thread asks for its first piece. 2. Another thread comes to the lock. 3. Both go on."""
-    (tmp_path / "x").write_bytes(b"x")
-    file = opened(tmp_path / "x")
-    lock, here, came = threading.Lock(), [], threading.Event()
-    other = threading.Thread(target=lambda: file.fetch(np.array([0, 20, 40]), 10))
-
-    class Spied:
-        def __enter__(self):
-            if threading.current_thread() is other:
-                came.set()
-            return lock.__enter__()
-
-        def __exit__(self, *given):
-            return lock.__exit__(*given)
-
-    def fetched(*_):
-        if not here:
-            other.start()
-            assert came.wait(60)
-        here.append(threading.current_thread())
-
-    monkeypatch.setattr(file, "_fetching", Spied())
-    monkeypatch.setattr(readahead, "is_cold", lambda descriptor, offset: True)
-    monkeypatch.setattr(os, "posix_fadvise", fetched)
-    file.fetch(np.array([0, 20, 40]), 10)
-    other.join()
-    file.close()
-    assert here == [threading.main_thread()] * 3 + [other] * 3
-
-
-@pytest.mark.parametrize("rows", [1, 8])
-def test_cold_compressed_chunks_are_fetched(h5, monkeypatch, rows):
-    path = h5(data={"data": VALUES, "chunks": (rows, 3), "compression": "gzip"})
-    source = HDF5Source(path, ["data"])
-    spans = np.array(stored_spans(path))
-    kernel = Kernel(monkeypatch)
-    source.fetch(np.array([0, 30]))
-    source.close()
-    wanted = spans[np.isin(np.arange(len(spans)) // 2, [0, 30 // rows])]
-    for begin, size in wanted.tolist():
-        assert any(first <= begin and begin + size <= end for first, end in kernel.fetched)
-    assert sum(end - begin for begin, end in kernel.fetched) == wanted[:, 1].sum()
+    ends = [sum(spans[n]) if end is None else spans[n][0] + end * 24 for n, _, end in pieces]
+    assert sorted(kernel.fetched) == [(spans[n][0] + row * 24, end) for (n, row, _), end in zip(pieces, ends)]
 
 
 def test_later_batches_are_fetched_while_earlier_ones_are_read(h5, monkeypatch):
@@ -256,27 +158,6 @@ def test_later_batches_are_fetched_while_earlier_ones_are_read(h5, monkeypatch):
     begins = stored_spans(path)[0][0] + samples * 20_000
     source.close()
     assert all(any(first <= begin < end for first, end in kernel.fetched) for begin in begins)
-
-
-def test_the_first_batches_of_the_next_epoch_are_fetched_at_the_end_of_this():
-    asked = []
-
-    class Asked(ArraySource):
-        reads_ahead = True
-
-        def fetch(self, samples):
-            asked.append(samples.tolist())
-            return True
-
-    source = Asked({"x": np.arange(40)})
-    with AsyncLoader(source, {"batch_size": 4, "shuffle": "global", "workers": 1}) as loader:
-        schedule = loader._wiring.schedule
-        ahead = Ahead(source, 3, Shares(None))
-        ahead(schedule, [BatchIndex(0, 8), BatchIndex(0, 9)], BatchIndex(1, 0))
-        ahead(schedule, [BatchIndex(1, 0)], BatchIndex(1, 1))
-    wanted = [schedule.plan(1).batch(step).tolist() for step in range(4)]
-    # The batches in between are fetched later, once.
-    assert asked == [wanted[1] + wanted[2], wanted[0], wanted[3]]
 
 
 COUNT, CHUNKS = 400, {"chunks": (10, 8)}
@@ -299,8 +180,6 @@ def rewritten(path):
         file.seek(0)
         file.write(content)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    after = os.stat(path)
-    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (before.st_size, before.st_mtime_ns, before.st_ino)
     # The ctime advances in ticks of a few milliseconds.
     while os.stat(path).st_ctime_ns == before.st_ctime_ns:
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -341,34 +220,10 @@ def test_an_open_file_with_other_names_is_read_on(path, change):
     CHANGES[change](path)
     for _ in range(2):
         assert (read(source, np.arange(COUNT))["data"] == IDENTICAL).all()
-
-
-def test_a_ctime_alone_is_a_change_while_the_file_is_in_its_place(tmp_path):
-    path, other = str(tmp_path / "x"), str(tmp_path / "y")
-    for each in (path, other):
-        Path(each).write_bytes(b"1234")
-    was = FileIdentity.of(os.stat(path))
-    later = was._replace(ctime_ns=was.ctime_ns + 1)
-    assert was.difference(was, path) is None
-    assert "or its permissions" in was.difference(later, path)
-    for names in (later._replace(links=0), later._replace(links=2)):
-        assert was.difference(names, path) is None
-    for elsewhere in (other, path + "3"):  # renamed, and another file in its place or none
-        assert was.difference(later, elsewhere) is None
-    for mtime in (was.mtime_ns - 1, was.mtime_ns + 1):
-        assert was.difference(later._replace(mtime_ns=mtime, links=2), path) == "was written to"
-    assert was.difference(later._replace(size=3, mtime_ns=5), path) == "shrank from 4 to 3 bytes"
-    assert was.difference(FileIdentity.of(os.stat(other)), path) == "was replaced by another file"
-
-
-def test_after_a_change_of_its_names_a_file_may_not_be_rewritten_either(path):
-    source = HDF5Source(path, ["data"])
-    read(source, [0])
-    os.link(path, path + "2")
-    read(source, [0])
-    rewritten(path)
-    with pytest.raises(ChangedError, match="set back"):
-        read(source, [0])
+    if change == "linked":
+        rewritten(path)
+        with pytest.raises(ChangedError, match="set back"):
+            read(source, [0])
 
 
 @pytest.mark.parametrize("storage", ["variable", "of other addresses", "variable behind a user block"])
@@ -393,7 +248,6 @@ DAMAGES = {
     "to another place": (lambda data, at, _: data[at + 4 : at + 5].fill(0x30), "no collection"),
     "to another object": (lambda data, at, _: data[at + 12 : at + 16].fill(9), "missing"),
     "of another length": (lambda data, at, _: data[at : at + 1].__iadd__(1), "but it has"),
-    "to a damaged collection": (lambda data, _, heap: data[heap : heap + 4].fill(0), "no collection"),
     "to a collection that is too long": (lambda data, _, heap: data[heap + 8 : heap + 16].fill(0x7F), "no collection"),
     "to an object that is too long": (lambda data, _, heap: data[heap + 24 : heap + 30].fill(0x7F), "missing"),
 }
