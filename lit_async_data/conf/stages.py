@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from lit_async_data.sources.hdf5.source import HDF5Source
-    from lit_async_data.sources.manifest.source import ManifestSource
+import lit_async_data
 
 
-def hdf5(path: str | os.PathLike[str] | Sequence[str] | None = None, **options: Any) -> HDF5Source | None:
-    from lit_async_data.sources.hdf5.source import HDF5Source
-
-    return None if path is None else HDF5Source(path, **options)
+def hdf5(path: str | os.PathLike[str] | Sequence[str] | None = None, **options: Any) -> lit_async_data.Source | None:
+    return None if path is None else lit_async_data.HDF5Source(path, **options)
 
 
-def manifest(table: Any = None, **options: Any) -> ManifestSource | None:
-    from lit_async_data.sources.manifest.source import ManifestSource
-
-    return None if table is None else ManifestSource(table, **options)
+def manifest(table: Any = None, **options: Any) -> lit_async_data.Source | None:
+    return None if table is None else lit_async_data.ManifestSource(table, **options)

@@ -196,10 +196,7 @@ Made = Mapping[str, Any]
 
 
 class KeyedGenerator:
-    """A generator that begins anew with each key. One thread at a time.
-
-    Setting counter and key of a Philox costs 2 µs; building a generator costs 10 to 20. See docs/design/hooks.md.
-    """
+    """A generator that begins anew with each key, in 2 µs: see docs/design/hooks.md. One thread at a time."""
 
     def __init__(self) -> None:
         # The type is numpy's own, whose stubs do not know that a key is enough.
@@ -488,8 +485,7 @@ class Outcome:
 class Transformation:
     """Reads samples into scratch memory, calls the host hooks, and puts the results into a slot.
 
-    Any thread may call it. Each has its own scratch memory, so threads read and decode at the same time; one at a time
-    calls hooks, since few augmentations are thread-safe.
+    Any thread may call it. Each has its own scratch memory; one at a time calls hooks.
     """
 
     def __init__(

@@ -1,9 +1,7 @@
 """Exact resume under a Trainer: reconciles Lightning's counters with the place of the training loader.
 
-A checkpoint has both: the number of batches of the epoch that Lightning counts as done, and the place of the training
-loader. They agree as long as batch size and number of ranks stay the same. If these change, this module moves
-Lightning's counters so that as many batches remain as the loader has. That needs a single training loader: several
-loaders each have their own place, but Lightning counts the same number of batches as done for all.
+If batch size or ranks change, `count_again` moves the counters. That needs a single training loader: several loaders
+each have their own place, but Lightning counts the same number of batches as done for all.
 """
 
 from __future__ import annotations

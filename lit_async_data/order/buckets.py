@@ -1,9 +1,4 @@
-"""`Buckets`: which samples may share a batch by length, and the batches of an epoch.
-
-An epoch has the same batches for any number of ranks. A keyed permutation shuffles the samples, each bucket cuts its
-samples into batches, and another permutation shuffles the batches. A shuffle by chunks orders samples and batches
-instead.
-"""
+"""`Buckets`: which samples may share a batch by length, and the batches of an epoch, the same for any ranks."""
 
 from __future__ import annotations
 

@@ -231,9 +231,8 @@ PERIOD, STEP = 2**16, 40503
 class Mixture:
     """How many samples of each source a batch has, in exact shares. Immutable; safe to use from any thread.
 
-    A batch of B samples has ``⌊B·S_j + u⌋ − ⌊B·S_(j−1) + u⌋`` samples of source j, where S_j sums the first j shares.
-    An offset u from 0 to 1, the same for all sources, makes that B in all and less than one from ``B·share``. It
-    differs from batch to batch so that rounding evens out. The samples of a batch are sorted by source.
+    The samples of a batch are sorted by source; the first row of each, with an offset that evens out the rounding, is a
+    function of the number of the batch: see docs/design/order.md.
     """
 
     def __init__(self, shares: Sequence[float], batch_size: int) -> None:

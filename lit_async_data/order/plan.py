@@ -1,9 +1,5 @@
 """The order: which samples make which batch, as pure functions of integers. See docs/design/order.md.
 
-For W ranks and B samples per rank, position q of an epoch belongs to step ``q // (W·B)`` and to rank ``q % W``; in a
-mixture, whose batches are dealt whole, to rank ``q // B % W``. In a deck of batches by length (`LengthPlan`), rank r
-takes batch ``j·W + r`` at step j.
-
 `due` says which chunks a reader decodes ahead while it reads batches. `Shares` divides the samples of a batch among
 several readers, so that only one of them decodes each chunk.
 """
@@ -412,8 +408,8 @@ def _position(plan: EpochPlan, key: BatchIndex) -> int:
 class LengthPlan(EpochPlan):
     """The batches of a `LengthDeck` for one rank; otherwise as `EpochPlan`.
 
-    A batch has at most ``batch_size`` samples. ``drop_last`` drops the batches that do not fill a step of all ranks;
-    otherwise the last batches are split until each rank has one.
+    Rank r takes batch ``j·W + r`` of the deck at step j, for W ranks. A batch has at most ``batch_size`` samples.
+    ``drop_last`` drops the batches that do not fill a step; otherwise the last ones are split until each rank has one.
     """
 
     def __post_init__(self) -> None:

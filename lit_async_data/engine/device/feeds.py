@@ -86,14 +86,10 @@ class Feed:
     has_room: bool  # whether `get` can succeed before any batch is released
     how = ""  # slots × batches in each, for people
     depth: int  # the most batches that wait on the host
-
-    def rest(self, *, wait: bool) -> None:
-        """End the pass; ``wait`` for a read under way, however long it takes, or else a few seconds at most."""
-        raise NotImplementedError
-
-    def close(self, *, wait: bool = False) -> None:
-        """End the threads and give all memory back. Idempotent, also after an interrupt. See `rest`."""
-        raise NotImplementedError
+    #: Ends the pass; ``wait=True`` for a read under way, however long it takes, or else a few seconds at most.
+    rest: Callable[..., None]
+    #: Ends the threads and gives all memory back. Idempotent, also after an interrupt. See `rest`.
+    close: Callable[..., None]
 
 
 def moves(value: Any) -> bool:
@@ -132,6 +128,8 @@ NOTHING: Bytes = np.empty(0, np.uint8)
 class SlotFeed(Feed):
     """Batches of a pipeline; ``depth`` slots can wait. `close` closes the pipeline, and calls ``give_back`` once."""
 
+    _begin: Callable[[], None]
+
     def __init__(self, pipeline: Pipeline, depth: int = 0, give_back: Callable[[], None] = lambda: None) -> None:
         self.pipeline = pipeline
         self._slots, self._coalesced = depth, 1  # the second: batches in the last slot
@@ -145,9 +143,6 @@ class SlotFeed(Feed):
         fields = pipeline.layout.spec.fields.items()
         self._delivered = {name: field.delivered if field.moves else None for name, field in fields}
         self._begin()
-
-    def _begin(self) -> None:
-        raise NotImplementedError
 
     @property
     def ready(self) -> int:  # type: ignore[override]

@@ -159,10 +159,9 @@ TIMED = 8
 
 
 class DeviceClock:
-    """Times each hand-over by two events on the compute stream, for which the host does not wait.
+    """Times each hand-over by two events on the compute stream, at the request and behind the wait for the batch.
 
-    The first is recorded at the request for a batch, behind the step before; the second behind compute's wait for the
-    batch. Between the two the device computes nothing. Times are known a step or two later.
+    The host does not wait for them: times are known a step or two later.
     """
 
     def __init__(self, streams: Streams) -> None:

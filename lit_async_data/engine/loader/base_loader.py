@@ -222,6 +222,16 @@ class BaseLoader(BatchIterator):
     local_world_size: int | None
     _wiring: Any  # a `Wiring`
     _foreign = False  # whether it reads a foreign loader
+    _new_engine: Callable[[], Engine]
+    #: The next batch, and the place behind it, to which the caller moves.
+    _take: Callable[[], Taken]
+    #: The place at which a pass that loses the engine goes on.
+    _left: Callable[[], Any]
+    #: Begins to read without the engine: from a place on, or a whole pass.
+    _beside: Callable[[Any], Iterator[Batch]]
+    #: Starts to read the next batches, and with ``copy=True``, the default, to copy them. Returns at once.
+    #: A pass over a foreign loader begins only with its first batch. May raise `WorkerError` and `ClosedError`.
+    _prefetch: Callable[..., None]
 
     def _reset(self, device: torch.device | str | None, device_depth: int) -> None:
         self._device = None if device is None else streams.checked_device(device)
@@ -230,28 +240,13 @@ class BaseLoader(BatchIterator):
         self._owner: weakref.ref[Pass] | None = None  # the pass that has the engine
         self.local_world_size = None
 
-    @abc.abstractmethod
-    def _new_engine(self) -> Engine: ...
-
     def _reconfigure(self) -> None:
         """The device or the depth has changed."""
         self._stop()
 
-    @abc.abstractmethod
-    def _take(self) -> Taken:
-        """The next batch, and the place behind it, to which the caller moves."""
-
     def _restart(self) -> None:
         """Have the next batch of the engine begin a pass."""
         self._cursor.state = self._cursor.state._replace(fresh=True)
-
-    @abc.abstractmethod
-    def _left(self) -> Any:
-        """The place at which a pass that loses the engine goes on."""
-
-    @abc.abstractmethod
-    def _beside(self, left: Any) -> Iterator[Batch]:
-        """Begin to read without the engine: from a place on, or a whole pass."""
 
     @property
     def _epoch_is_named(self) -> bool:
@@ -261,13 +256,6 @@ class BaseLoader(BatchIterator):
     def _started(self) -> bool:
         """Whether the pass has had its first batch."""
         return not self._cursor.state.fresh
-
-    @abc.abstractmethod
-    def _prefetch(self, *, copy: bool = True) -> None:
-        """Start to read the next batches, and with ``copy`` to copy them. Returns at once.
-
-        A pass over a foreign loader begins only with its first batch. May raise `WorkerError` and `ClosedError`.
-        """
 
     # -- passes ----------------------------------------------------------------------------------------------------
 
@@ -280,10 +268,8 @@ class BaseLoader(BatchIterator):
         # In one step of C, so that only one of two threads finds no other inside.
         thread = threading.get_ident()
         if self._run.inside.setdefault("thread", thread) != thread:
-            raise WorkerError(
-                "two threads called next of this loader at once, but one thread may iterate at a time; give each "
-                "thread its own loader, or take batches in one thread and hand them to the others"
-            )
+            what = "two threads called next of this loader at once, but one thread may iterate at a time; give each "
+            raise WorkerError(f"{what}its own loader, or take batches in one thread and hand them to the others")
         self._run.unanswered = True
         try:
             return self._take()

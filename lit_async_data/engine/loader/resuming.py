@@ -277,10 +277,9 @@ class Resuming:
             self.report(f"epoch {place.epoch} is over: {self.why_over}")
             return self._ended(place)  # also in later states
         if rest < world and plan.decks.mixture is None:  # a mixture goes on until the last step is complete
-            raise ResumeError(
-                f"{rest} samples remain of epoch {place.epoch}, fewer than the {world} ranks, which each need at least "
-                f"one; resume on {'1 rank' if rest == 1 else f'1 to {rest} ranks'}, or from another checkpoint"
-            )
+            what = f"{rest} samples remain of epoch {place.epoch}, fewer than the {world} ranks, which each need at "
+            ranks = "1 rank" if rest == 1 else f"1 to {rest} ranks"
+            raise ResumeError(f"{what}least one; resume on {ranks}, or from another checkpoint")
         return place
 
 

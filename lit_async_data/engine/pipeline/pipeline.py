@@ -110,9 +110,7 @@ class SlotPool:
         self.memories: list[Bytes] = []  # by slot
         self._states: list[SlotState] = []
         self._leases: dict[int, _Ended] = {}
-        # Slots that nobody can see any more. A lease can end inside any allocation of any thread, even inside `put` or
-        # `get` here, so the queue must be reentrant. Its put, in C, is the callback itself: CPython would drop an
-        # interrupt (Ctrl-C) in a callback of Python code.
+        # Slots that nobody can see any more. Its put, reentrant and in C, is the callback of leases: see engine.md.
         self.vacant: queue.SimpleQueue[Vacancy] = queue.SimpleQueue()
         for memory in memories:
             self.add(memory)
@@ -181,10 +179,6 @@ class SlotPool:
         ended.slot = slot
         self._leases[slot] = ended
         return np.asarray(lease)
-
-    def clear(self) -> None:
-        """Lent slots live on with their views."""
-        self.memories.clear()
 
     def move(self, slot: int, event: str) -> None:
         """Change its state as `TRANSITIONS` says, or raise an error and leave it."""
@@ -435,7 +429,7 @@ class Pipeline(abc.ABC):
             self._claimed.clear()
             self.ready = 0
         self._end_workers()
-        self.pool.clear()
+        self.pool.memories.clear()  # lent slots live on with their views
 
     @property
     def forked(self) -> bool:
@@ -450,24 +444,15 @@ class Pipeline(abc.ABC):
 
     # -- subclasses fill slots -----------------------------------------------------------------------------------------
 
-    @abc.abstractmethod
-    def _add_slots(self, count: int) -> None:
-        """May raise a `MemoryBudgetError`."""
-
-    @abc.abstractmethod
-    def _end_workers(self) -> None:
-        """They must not begin another task, since the pipeline is closed."""
-
-    @abc.abstractmethod
-    def set_workers(self, count: int) -> None:
-        """Change the number of workers, after the first request."""
-
-    @abc.abstractmethod
-    def _wait(self, key: BatchIndex, seconds: float) -> None:
-        """Wait until a batch may have come; add slots if the user keeps all of them. Raises as `check`."""
-
-    @abc.abstractmethod
-    def _readings(self) -> list[Activity]: ...
+    #: May raise a `MemoryBudgetError`.
+    _add_slots: Callable[[int], None]
+    #: They must not begin another task, since the pipeline is closed.
+    _end_workers: Callable[[], None]
+    #: Changes the number of workers, after the first request.
+    set_workers: Callable[[int], None]
+    #: Waits until a batch may have come; adds slots if the user keeps all of them. Raises as `check`.
+    _wait: Callable[[BatchIndex, float], None]
+    _readings: Callable[[], list[Activity]]
 
     def _dump_stacks(self) -> None:
         dump_stacks()
@@ -594,11 +579,9 @@ class Pipeline(abc.ABC):
     def _stalled(self, key: BatchIndex) -> NoReturn:
         what, where = self._waited_for(key)
         self._dump_stacks()
-        raise StalledError(
-            f"batch {key.step} of epoch {key.epoch} did not come in {self.timeout_s:g} s: {what}; is the disk slow or "
-            "gone? the stacks of all threads are on standard error; timeout_s sets how long to wait",
-            **where,
-        )
+        late = f"batch {key.step} of epoch {key.epoch} did not come in {self.timeout_s:g} s"
+        ways = "the stacks of all threads are on standard error; timeout_s sets how long to wait"
+        raise StalledError(f"{late}: {what}; is the disk slow or gone? {ways}", **where)
 
     def _waited_for(self, key: BatchIndex) -> tuple[str, dict[str, Any]]:
         """The work of all workers in words, and the place of the first, which has the batch or is busy longest."""

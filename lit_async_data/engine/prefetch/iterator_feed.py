@@ -11,9 +11,7 @@ The contract of the thread:
    when that returns.
 
 `Packer` packs pageable tensors into one pinned block: large ones, which are copied by themselves, and small ones side
-by side, which travel together. Pinned tensors are copied from their own memory. Other objects with ``to`` (a subclass
-of Tensor, a sparse tensor, one that requires a gradient) move themselves in their batch's turn. All other objects are
-handed on unchanged. On the device a tensor has the strides that ``tensor.to(device)`` would give it.
+by side. Subclasses of Tensor, sparse tensors and those that require a gradient move themselves in their batch's turn.
 """
 
 from __future__ import annotations

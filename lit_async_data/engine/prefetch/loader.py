@@ -286,15 +286,10 @@ class PrefetchedLoader(BaseLoader):
 
     def _beside(self, left: int | None) -> Iterator[Batch]:
         if left is not None:
-            raise ClosedError(
-                f"this iterator of {type(self.loader).__name__} was ended after {left} batches, when another one, of "
-                "the Trainer's, began; begin a new pass with iter(loader)"
-            )
-        self._say(
-            logging.WARNING,
-            f"another iterator of this {type(self.loader).__name__} is read in the loop, without reading ahead; a "
-            "loader of its own reads ahead: prefetched(another_loader)",
-        )
+            what = f"this iterator of {type(self.loader).__name__} was ended after {left} batches, when another one, of"
+            raise ClosedError(f"{what} the Trainer's, began; begin a new pass with iter(loader)")
+        what = f"another iterator of this {type(self.loader).__name__} is read in the loop, without reading ahead; "
+        self._say(logging.WARNING, f"{what}a loader of its own reads ahead: prefetched(another_loader)")
         loader, number = with_own_iterator(self.loader), self._side_passes
         self._side_passes += 1
         on_device = streams.has_streams(self.device)
@@ -314,10 +309,8 @@ class PrefetchedLoader(BaseLoader):
         if at.step and key.epoch != feed.expected.epoch and not begins_nothing(self.loader):
             at = at._replace(lost=at.lost or "a stop in another thread")  # it replaced the engine during `next`
         if at.lost:
-            raise ClosedError(
-                f"{at.lost} has ended this pass after {at.step} batches: the batches that were read ahead are lost; "
-                "begin a new pass with iter(loader)"
-            )
+            what = f"{at.lost} has ended this pass after {at.step} batches: the batches that were read ahead are lost"
+            raise ClosedError(f"{what}; begin a new pass with iter(loader)")
         # If nothing was read ahead, the loader's state is the one before this batch. `IteratorFeed.begun` is the first.
         if self._stateful and at.counted is not None and at.state is None and at.step:
             self._cursor.state = at = at._replace(state=iterator_feed.state_of(self.loader.state_dict))  # type: ignore[attr-defined]
@@ -358,11 +351,9 @@ class PrefetchedLoader(BaseLoader):
         if not self.sharded_by_trainer:
             check_sharded(self.loader)
         if self._depth and not self._threaded:
-            self._say(
-                logging.WARNING,
-                "the DataLoader has num_workers=0: each batch is read when it is asked for, since Python code per "
-                "sample would, in a thread, keep the training loop from running; num_workers=1 or more reads ahead",
-            )
+            what = "the DataLoader has num_workers=0: each batch is read when it is asked for, since Python code per "
+            what += "sample would, in a thread, keep the training loop from running; num_workers=1 or more reads ahead"
+            self._say(logging.WARNING, what)
         if engine.device != self.device:
             self._stop()
             engine = self._running()
@@ -521,9 +512,8 @@ def prefetched(
     kind, of_samples = type(loader), isinstance(given, Dataset)
     if not hasattr(kind, "__iter__") and (of_samples or not hasattr(kind, "__getitem__")):
         what = "gives samples, not batches" if of_samples else "cannot be iterated over"
-        raise ConfigError(
-            f"prefetched(loader): {loader!r} {what}; give it a DataLoader (of batches, with batch_size=None)"
-        )
+        ways = "give it a DataLoader (of batches, with batch_size=None)"
+        raise ConfigError(f"prefetched(loader): {loader!r} {what}; {ways}")
     check_callable("device_transform", device_transform)
     stateful = all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict"))
     made = StatefulPrefetchedLoader if stateful else PrefetchedLoader

@@ -1,8 +1,7 @@
 """`ProcessPipeline`: slots in shared memory that reader processes fill; `pipeline_of`: threads or processes.
 
-The training process owns the slots and the order. It gives each vacant slot to the process with the fewest tasks. If
-samples share compressed chunks and no hook takes whole batches, it gives each process a share of the slot, so that only
-one process decodes a chunk. A process reports each task, by its `Channel`. See docs/design/engine.md.
+The training process owns the slots and the order. It gives tasks to processes, which report each by their `Channel`.
+See docs/design/engine.md.
 """
 
 from __future__ import annotations
@@ -204,9 +203,7 @@ class _Filling:
 class ProcessPipeline(Pipeline):
     """Batches that reader processes read ahead, in order. One consumer at a time.
 
-    The log names a process that ends, and its batches; another one takes its place and reads each of them again. A
-    batch that ends more processes than ``restarts`` is an error in its place. With `AroundBadSamples`, it is read again
-    sample by sample, and a sample that ends more processes is bad.
+    With `AroundBadSamples`, a sample that ends more processes than ``restarts`` is bad.
 
     Args:
         pin: Pins the memory of a slot until it is freed.

@@ -1,9 +1,4 @@
-"""The program of a reader process, `main`, and `ReaderServer`: its threads, which carry out tasks.
-
-The arguments are the process id of the parent, the number of the process in its loader, and the descriptors of two
-sockets, two pipes and two files. The process ends with the control socket, with its parent and, on Linux, when the
-other end of the lifeline is closed.
-"""
+"""The program of a reader process, `main`, and `ReaderServer`: its threads, which carry out tasks."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """What the training process and a reader process exchange: memory, the `ReaderSetup`, tasks, reports and errors.
 
-`SharedFile` is a nameless file in memory that both map; `SharedSlots` are the slots in it. A memfd or, without memfd
-(gVisor, macOS), a temporary file, in ``/dev/shm`` if there is one. Bytes of the latter are written before they are
-used: touching a map without memory behind it ends the process (SIGBUS). Such a file also takes a `ReaderSetup` to a
-reader process, with settings that libraries keep for a whole process.
+`SharedFile` is a nameless file in memory that both map; `SharedSlots` are the slots in it. Such a file also takes a
+`ReaderSetup` to a reader process, with settings that libraries keep for a whole process.
 
 Tasks and reports have fixed sizes, and are written atomically. Pickled errors or a log record may follow a report.
 """
@@ -153,7 +151,7 @@ class Reports:
 
 
 FOLDER = "/dev/shm"  # noqa: S108  # the file in it has no name
-# Bytes of zeros written per step.
+# Bytes of zeros written per step: touching a map without memory behind it would end the process (SIGBUS).
 _STEP = 2**20
 # The file begins with int64 numbers: the generation of tasks, the threads in a process, the number of the setup, the
 # sample that each process tries by itself, and the samples that have ended processes. Samples are counted from 1, and 0

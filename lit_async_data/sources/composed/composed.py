@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import dataclasses
 import functools
@@ -35,10 +34,9 @@ class ComposedSource(Source):
     """Forwards reading, and reading ahead, to the sources inside, which all have the same fields."""
 
     inside: Sequence[Source]
-
-    @abc.abstractmethod
-    def _routed(self, samples: Indices) -> Iterator[tuple[int, Positions, Indices]]:
-        """For each source that has some of the samples: its number, their positions, and their numbers in it."""
+    #: For each source that has some of the samples: its number, their positions, and their numbers in it.
+    _routed: Callable[[Indices], Iterator[tuple[int, Positions, Indices]]]
+    _composed: Callable[[Sequence[contract.StorageLayout]], contract.StorageLayout]
 
     def __getstate__(self) -> dict[str, Any]:
         cached = {name for name in vars(self) if isinstance(getattr(type(self), name, 0), functools.cached_property)}
@@ -68,9 +66,6 @@ class ComposedSource(Source):
 
     def layout(self) -> contract.StorageLayout:
         return self._composed([source.layout() for source in self.inside])
-
-    @abc.abstractmethod
-    def _composed(self, layouts: Sequence[contract.StorageLayout]) -> contract.StorageLayout: ...
 
     @property
     def runs_user_code(self) -> bool:

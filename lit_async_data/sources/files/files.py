@@ -317,7 +317,10 @@ class Files:
                 self._in_memory = True
                 _log.warning("%s has no room in %s, and stays in memory in part", path, self.folder.path)
             mirror = Mirror(system.memory_file(), system.memory_file(), version.size, self._ring)
-        get = functools.partial(store.get, path, version=version)
+
+        def get(begin: int, end: int) -> memoryview:
+            return store.get(path, begin, end, version)
+
         file = MirroredFile(path, identity, mirror, get, self._transport)
         whole = len(head) if len(head) == version.size else len(head) // BLOCK * BLOCK
         if whole:

@@ -1,11 +1,7 @@
 """`Mirror`: a local copy of a file or an object, filled block by block; processes may share it, without locks.
 
-A sparse file is as long as the object, and a table has the CRC-32 of each block of 16 KiB, 0 for a block that is not
-there. Bytes are written before their CRC, and processes that fetch the same block write the same bytes. So a process
-that is killed leaves no wrong block. After a crash of the machine the CRC may be there without the bytes: each process
-compares each block once, before its first use. A mirror in memory belongs to one process, and a `Ring` limits it.
-
-`MirroredFile` reads the bytes from there, and fetches each block once. `ObjectFile` is such a file for h5py.
+A mirror in memory belongs to one process, and a `Ring` limits it: see docs/design/sources/files.md. `MirroredFile`
+reads the bytes from there, and fetches each block once. `ObjectFile` is such a file for h5py.
 """
 
 from __future__ import annotations
@@ -332,10 +328,8 @@ _LINK = re.compile(rb"\x01(?:[\x00-\x03]|[\x04-\x07].{8}|[\x10-\x13].|[\x14-\x17
 class ObjectFile(io.RawIOBase):
     """Fetches the metadata that libhdf5 will want before it does. For one thread at a time, as h5py is.
 
-    libhdf5 walks the tree of a group or of a dataset's chunks one node after the other, a round trip for each. Each
-    node has the addresses of its children, so those of a level are fetched at once (HDF5 file format specification 3.0,
-    III.A.1, III.B, III.C, III.G and IV.A.2.g). Nothing depends on the addresses that are found: libhdf5 reads what it
-    wants, and a wrong address costs a request. h5py calls no more than `io.RawIOBase` and these methods have.
+    Each node of a tree has the addresses of its children (HDF5 file format specification 3.0, III.A.1, III.B, III.C,
+    III.G and IV.A.2.g); nothing depends on them. h5py calls no more than `io.RawIOBase` and these methods have.
     """
 
     def __init__(self, file: MirroredFile) -> None:

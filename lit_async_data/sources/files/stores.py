@@ -1,8 +1,4 @@
-"""`Store`: where objects lie, in a bucket, behind a web server, or below any filesystem of fsspec.
-
-Each answer is checked: its length, its place, and the version of the object. obstore compares the first two; fsspec's
-filesystems accept a whole object as a range, and a shorter range as a full one.
-"""
+"""`Store`: where objects lie, in a bucket, behind a web server, or below a filesystem of fsspec; checks each answer."""
 
 from __future__ import annotations
 
@@ -114,6 +110,14 @@ class Store:
     end with the ``note``.
     """
 
+    #: The version of an object, and its first bytes: all of it if it has no more than so many.
+    head: Callable[[str, int], tuple[Version, memoryview]]
+    #: Bytes of an object from one up to another, if it still has this version.
+    get: Callable[[str, int, int, Version], memoryview]
+    _made: Callable[[], Any]
+    _listed: Callable[[str], Iterable[list[str]]]
+    _meaning: Callable[[Exception], tuple[type[StoreError | MissingError | ChangedError], str]]
+
     def __init__(self, url: str, options: Mapping[str, Any], given: Any = None, note: str = "") -> None:
         self.url, self._options, self._given, self._note = url, dict(options), given, note
         self.arrived: Callable[[int], None] = lambda _: None  # counts bytes as they come
@@ -132,23 +136,6 @@ class Store:
         if hasattr(client, "invalidate_cache"):
             client.invalidate_cache()  # a filesystem of fsspec knows what it listed before objects changed
         return client
-
-    def head(self, name: str, nbytes: int) -> tuple[Version, memoryview]:
-        """The version of an object, and its first bytes: all of it if it has no more than ``nbytes``."""
-        raise NotImplementedError
-
-    def get(self, name: str, begin: int, end: int, version: Version) -> memoryview:
-        """Bytes of an object, if that still has this version."""
-        raise NotImplementedError
-
-    def _made(self) -> Any:
-        raise NotImplementedError
-
-    def _listed(self, pattern: str) -> Iterable[list[str]]:
-        raise NotImplementedError
-
-    def _meaning(self, error: Exception) -> tuple[type[StoreError | MissingError | ChangedError], str]:
-        raise NotImplementedError
 
     def matching(self, pattern: str, call: Callable[[Callable[[], Any]], Any]) -> list[str]:
         """The objects that match a pattern, in natural order; ``call`` calls what calls the store, page by page."""

@@ -1,8 +1,4 @@
-"""`Transport`: threads that fetch ranges, those that somebody waits for first.
-
-As many requests are on their way as fill the line: their number doubles while that raises the rate. Nobody else calls a
-store: its calls block, an interrupt comes only when they end, and they hang in a fork.
-"""
+"""`Transport`: threads that fetch ranges, those that somebody waits for first. Nobody else calls a store."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """`FORMATS`: how images of each format are recognized, opened and decoded. A new format is one entry here.
 
-Pillow decodes all formats. simplejpeg decodes JPEGs, and imagecodecs, where installed, plain PNGs: to the same values
-in less time. This module reads the headers of both, since Pillow takes longer, under the GIL.
-
+Pillow decodes all formats, but simplejpeg JPEGs, and imagecodecs plain PNGs: see docs/design/sources/images.md.
 `ImageShape` says how images of any size become arrays of one shape; `Crop` is the part of an image to deliver.
 """
 

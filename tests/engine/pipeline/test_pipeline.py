@@ -364,7 +364,7 @@ def test_what_is_lent_outlives_the_ring():
     pool = pool_of(1)
     array = lent(pool)
     array[:] = 7
-    pool.clear()
+    pool.memories.clear()
     del pool
     gc.collect()
     assert (array == 7).all()
