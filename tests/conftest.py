@@ -1,6 +1,5 @@
 """Fixtures of all tests: a check for leaks after each test, and small HDF5 files."""
 
-import collections
 import contextlib
 import gc
 import io
@@ -63,19 +62,6 @@ def open_gpu() -> None:
     if torch.cuda.is_available():
         with torch.profiler.profile():
             torch.zeros(1, device="cuda")
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says how many seconds the tests of each room took, of all workers together."""
-    seconds: collections.Counter[str] = collections.Counter()
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            if isinstance(report, pytest.TestReport):
-                seconds["/".join(report.nodeid.partition("::")[0].split("/")[:-1][:3])] += report.duration
-    if len(seconds) > 1:
-        terminalreporter.section("seconds by room")
-        for room, taken in seconds.most_common():
-            terminalreporter.line(f"{taken:7.1f} {room}")
 
 
 shared_memory = SharedMemory()
@@ -144,7 +130,7 @@ def however_slow_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
 CONCURRENT = {
     *("test_async_loader", "test_base_loader", "test_chunk_cache", "test_feeds", "test_interrupts"),
     *("test_iterator_feed", "test_loader", "prefetch/test_packing", "test_pipeline", "manifest/test_prefetcher"),
-    *("test_sample_reader", "test_slots", "hdf5/test_source", "test_thread_pipeline"),
+    *("test_sample_reader", "hdf5/test_source", "test_thread_pipeline"),
 }
 
 

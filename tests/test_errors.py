@@ -8,16 +8,9 @@ from pathlib import Path
 import pytest
 
 import lit_async_data
-from lit_async_data import errors
 from lit_async_data.errors import ConfigError, CorruptError, ReadError, batch_error, redact
 
 MODULES = Path(lit_async_data.__file__).parent.rglob("*.py")
-KINDS = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.AsyncDataError)}
-
-
-def test_errors_are_found_at_the_top():
-    assert {getattr(lit_async_data, kind.__name__) for kind in KINDS} == KINDS
-    assert {kind.__name__ for kind in KINDS} <= set(lit_async_data.__all__) & set(dir(lit_async_data))
 
 
 def test_an_option_that_is_part_of_another_one_keeps_its_place():

@@ -100,30 +100,26 @@ def test_a_member_of_records_is_read_with_them(path):
         assert read(f"{path}:/pair.b") == 2.5
 
 
-def test_errors_name_the_row_the_dataset_and_the_file(path, tmp_path):
+def test_errors_name_the_row_the_dataset_and_the_file(path):
     with open_reader(path) as reader:
-        with pytest.raises(IndexError, match=rf"row {ROWS} of {ROWS} in .*x\.h5:/labels"):
-            reader.read("labels", [0, ROWS])
-        with pytest.raises(MissingError, match="did you mean labels"):
-            reader.read("label")
-        with pytest.raises(MissingError, match=r"/pairs: has no member 'z'; its members are a, b"):
-            reader.read("pairs.z")
-        with pytest.raises(ConfigError, match=r"^out: 'pairs\.a' is a member of records"):
-            reader.read("pairs.a", [0], np.empty(1, "i4"))
+        for error, said, given in [
+            (IndexError, rf"row {ROWS} of {ROWS} in .*x\.h5:/labels", ("labels", [0, ROWS])),
+            (MissingError, "did you mean labels", ("label",)),
+            (MissingError, r"/pairs: has no member 'z'; its members are a, b", ("pairs.z",)),
+            (ConfigError, r"^out: 'pairs\.a' is a member of records", ("pairs.a", [0], np.empty(1, "i4"))),
+            *((ConfigError, "names no dataset; give a name in ", (name,)) for name in ("", "/", None)),
+        ]:
+            with pytest.raises(error, match=said):
+                reader.read(*given)
         for out in (np.empty(1), [0], np.empty(1, "u2")[:0], np.broadcast_to(np.uint16(0), 1)):
             with pytest.raises(ConfigError, match=r"out: give an array of uint16 \(1,\) that is C-contiguous"):
                 reader.read("labels", [0], out)
-        for name in ("", "/", None):
-            with pytest.raises(ConfigError, match="names no dataset; give a name in "):
-                reader.read(name)
     with pytest.raises(ClosedError, match="its reader is closed"):
         reader.read("labels")
-    for dataset in ("x.h5", np.zeros(3), None):
-        with pytest.raises(ConfigError, match="FILE:/DATASET"):
-            read(dataset)
-    for threads in (0, -1, "2"):
-        with pytest.raises(ConfigError, match=r"threads: .* is not a whole number from 1 on"):
-            open_reader(path, threads=threads)
+    with pytest.raises(ConfigError, match="FILE:/DATASET"):
+        read("x.h5")
+    with pytest.raises(ConfigError, match=r"threads: .* is not a whole number from 1 on"):
+        open_reader(path, threads=0)
 
 
 def test_a_dataset_of_h5py_is_read_if_its_file_is_open_for_reading_only(tmp_path):

@@ -195,8 +195,10 @@ class DevicePrefetcher(pl.Callback):
             why = "since the options of an AsyncLoader ask for a shuffle or weights; leave them out"
             print_line(f"overfit_batches takes other batches in each epoch, {why}", logging.WARNING)
         if not self._active:
-            what = "DevicePrefetcher: training uses neither an AsyncLoader nor a DataLoader, so nothing is prefetched "
-            print_line(f"{what}or measured; give the Trainer prefetched(loader)", logging.WARNING)
+            cure = "so nothing is prefetched or measured; give the Trainer prefetched(loader)"
+            print_line(
+                f"DevicePrefetcher: training uses neither an AsyncLoader nor a DataLoader, {cure}", logging.WARNING
+            )
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Drive the training loaders, which Lightning may have rebuilt since the last epoch."""

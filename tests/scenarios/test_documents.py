@@ -69,26 +69,6 @@ def test_the_programs_of_a_page_run_as_one_rank(name, tmp_path, monkeypatch):
     run_together([([sys.executable, "page.py"], address | {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1})], tmp_path)
 
 
-# What each install line of the README brings.
-BROUGHT = {"lit_async_data", "torch", "pytorch_lightning", "lightning_fabric", "numpy", "h5py", "hydra", "omegaconf"}
-
-
-def test_a_page_says_what_to_install_for_its_programs():
-    unsaid = []
-    for page in PAGES:
-        text = page.read_text()
-        code = "\n".join(re.findall(r"^```py(?:thon)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
-        nodes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Import | ast.ImportFrom)]
-        names = set()
-        for node in nodes:
-            found = [node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names]
-            names |= {name.partition(".")[0] for name in found}
-        said = " ".join(re.findall(r"pip install ([^`]+)`", text.replace("\n", " ")))
-        others = names - BROUGHT - sys.stdlib_module_names
-        unsaid += [f"{page.relative_to(ROOT)}: {name}" for name in sorted(others) if name not in re.split(r"\W+", said)]
-    assert not unsaid
-
-
 def anchors(page):
     """The names that GitHub gives to the headings of a page."""
     headings = HEADING.findall(CODE.sub("", page.read_text()))

@@ -45,14 +45,6 @@ def output_of(arguments, folder):
     return done.stdout
 
 
-@pytest.mark.long
-def test_a_benchmark_runs(tmp_path):
-    figures = tmp_path / "figures.json"
-    program = str(ROOT / "benchmarks/loading/hdf5.py")
-    assert "Private resident memory" in output_of([program, "--quick", "--json", str(figures), "memory"], tmp_path)
-    assert figures.exists()
-
-
 @pytest.mark.processes
 def test_a_file_of_a_reader_is_compared_with_a_plain_dataloader(h5, tmp_path):
     program, given = str(ROOT / "benchmarks/loading/your_file.py"), ["--batch-size", "4", "--seconds", "0.05"]

@@ -46,21 +46,6 @@ def test_a_program_does_the_same_with_the_callback(name, way, request):
     assert readers() == []
 
 
-@pytest.mark.parametrize("depth", [1, 7])
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_a_program_does_the_same_at_every_depth(depth, workers, pretended):
-    for name in "loaders of a datamodule", "a dataset without a length options={}", "early stopping":
-        expected = without_callback(PROGRAMS[name], workers)
-        assert outcome(PROGRAMS[name], workers, DevicePrefetcher(depth)) == expected, name
-
-
-@pytest.mark.parametrize("depths", [(1, 3), (0, 2)], ids=str)
-def test_two_of_them_do_what_one_does(depths, pretended):
-    for name in "loaders of a datamodule", "an error in a step stage=train":
-        both = [DevicePrefetcher(depth) for depth in depths]
-        assert outcome(PROGRAMS[name], 0, *both) == without_callback(PROGRAMS[name], 0), name
-
-
 def test_the_program_really_copies(pretended):
     """Otherwise the tests above prove nothing."""
     outcome(PROGRAMS["loaders as arguments"], 1, DevicePrefetcher())

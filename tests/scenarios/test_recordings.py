@@ -10,7 +10,6 @@ import torch
 from support.lightning.trainer import NO_STAGES, Learning, trainer
 
 from lit_async_data import AsyncDataModule, Balanced, DevicePrefetcher, Field, HDF5Source
-from lit_async_data.errors import ConfigError
 from lit_async_data.testing import ArraySource
 
 pytestmark = NO_STAGES
@@ -134,32 +133,6 @@ def balanced(loader=None, **options):
     return AsyncDataModule(**{"train": arrays(RARE.astype(int)), "loader": given | (loader or {})} | options)
 
 
-@pytest.mark.parametrize(
-    ("weights", "size", "share"),
-    [(Balanced("y"), 30, 0.5), (np.where(RARE, 19.0, 1.0), 5000, 0.5), ("w", 120, 0.5), ([1.0] * 2000, 120, 0.05)],
-    ids=["balanced", "array", "field", "list"],
-)
-def test_an_epoch_may_be_longer_or_shorter_than_the_data(weights, size, share):
-    source = arrays(RARE.astype(int), w=np.where(RARE, 19, 1).astype(np.uint8))
-    val = arrays([0] * 70)
-    dm = AsyncDataModule(train=source, val=val, loader={"batch_size": 50, "epoch_size": size, "weights": weights})
-    model = fitted(dm, 1, 2, max_epochs=2)
-    assert len(model.all("train", "y")) == 2 * size
-    assert len(model.seen["train"]) == 2 * -(-size // 50)
-    assert len(model.all("val", "y")) == 2 * 70
-    assert abs(model.all("train", "y").mean() - share) < 5 * 0.5 / np.sqrt(2 * size)
-    drawn_by = "balanced y" if isinstance(weights, Balanced) else "weights"
-    assert f"{size:,} samples drawn by {drawn_by}, " in str(dm)
-
-
 def test_overfitting_takes_samples_as_stored_even_where_they_are_drawn():
     model = fitted(balanced(val=arrays([0] * 100)), 1, 2, overfit_batches=2)
     assert model.all("train").tolist() == list(range(100))
-
-
-def test_weights_of_the_whole_source_point_to_those_of_the_side():
-    loader = {"batch_size": 50, "weights": np.where(RARE, 19.0, 1.0)}
-    dm = AsyncDataModule(source=arrays(RARE.astype(int)), split=THREE, loader=loader)
-    said = r"^weights: there are 2000, one for each sample before the split, .*; .*weights\[sides\['train'\]"
-    with pytest.raises(ConfigError, match=said):
-        dm.train_dataloader()

@@ -22,7 +22,7 @@ from support.sources.oracle import read
 from lit_async_data import HDF5Source, ManifestSource
 from lit_async_data.__main__ import main
 from lit_async_data.errors import AsyncDataError
-from lit_async_data.tools.inspect import hdf5_report, layout_of, report_on, table_report
+from lit_async_data.tools.inspect import hdf5_report, report_on, table_report
 
 
 @pytest.mark.parametrize("sizes", [1, 3])
@@ -37,14 +37,6 @@ def test_a_folder_of_classes(folder, sizes, capsys):
     check(suggestion)
     assert main(["inspect", "photos"]) == 0
     assert suggestion.call.command() in capsys.readouterr().out
-
-
-def test_a_path_with_everything_that_shells_hydra_and_patterns_treat_specially():
-    for name in ('a b\'s (v2), {x: 1} [0-9] "q" é.h5', "back\\slash.h5", "=,#~$HOME.h5", "null"):
-        examples.images(name, 8)
-        check(only(report_on([name])))
-    examples.datasets("names.h5", {"my images (raw)": np.zeros((20, 8, 8, 3), "u1"), "true": np.arange(20) % 2})
-    check(only(report_on(["names.h5"])))
 
 
 def test_wrong_input_ends_with_one_line_and_status_2(capsys):
@@ -256,30 +248,12 @@ TABLES = [
 ]
 
 
-def test_lists_of_captions_are_no_labels():
-    Image.new("RGB", (8, 9)).save("a.png")
-    lines = [f'{{"x": "a.png", "c": ["one of {n}", "two of {n}"]}}' for n in range(8)]
-    Path("t.jsonl").write_text("\n".join(lines))
-    report = table_report("t.jsonl")
-    assert list(only(report).call.fields) == ["x"]
-    assert "set kind: text" in report.columns[1].why
-
-
 @pytest.mark.parametrize(("rows", "suggested", "noted"), TABLES)
 def test_what_is_suggested_for_a_table_can_be_meant(rows, suggested, noted):
     examples.images("x.h5"), Image.new("RGB", (8, 9)).save("a.png")
     header, _, rest = rows.partition("\n")
     Path("t.csv").write_text(f"{header}\n{rest * 6}")
     check_said(table_report("t.csv"), suggested, noted)
-
-
-IN_LAYOUTS = [((1000, 64, 48, 3), 0, "NHWC"), ((1000, 3, 64, 48), 0, "NCHW"), ((64, 48, 3, 1000), 3, "HWCN")]
-IN_LAYOUTS += [((1000, 28, 28), 0, None), ((500, 5000, 12), 0, "NWC")]
-
-
-@pytest.mark.parametrize(("shape", "axis", "layout"), IN_LAYOUTS)
-def test_a_short_axis_holds_the_channels(shape, axis, layout):
-    assert layout_of(shape, axis) == layout
 
 
 @pytest.mark.parametrize("shape", [(24, 24, 4), (20, 24)])
@@ -381,14 +355,6 @@ def test_a_table_without_a_column_that_fits_is_named(column, values):
     assert check(only(report))["y"].tolist() == [0, 1, 2, 3]
 
 
-def test_ids_that_are_written_in_another_way_are_named():
-    scans(patient=OF_ROWS)
-    report = report_on(["scan_*.h5", tabled("patient", [f"{n:04}" for n in IDS])])
-    assert "table" not in only(report).call.options
-    assert "does not fit: " in report.notes[0]
-    assert "(ids are compared as text: 0012 is not 12, and '12 ' is not '12')" in report.notes[0]
-
-
 def test_commands_refuse_a_table_that_does_not_fit(capsys):
     scans(count=[np.arange(5)] * 4)
     table = tabled("id", range(200))
@@ -406,24 +372,6 @@ def test_samples_without_a_row_are_left_out_and_the_first_is_named():
     assert suggestion.samples == 10
     assert suggestion.call.fields["y"] == "diagnosis"  # not the ids, although there are only two
     assert not any("other labels" in note for note in suggestion.notes)
-    check(suggestion)
-
-
-def test_columns_that_fit_as_well_and_other_labels_are_named():
-    for number in range(4):
-        examples.datasets(f"{number}.h5", {"image": np.zeros((5, 8, 9), "u1")})
-    table = tabled("scan", range(4), index=[3, 2, 1, 0], sex=["m", "f", "m", "f"])
-    suggestion = only(report_on(["?.h5", table]))
-    assert suggestion.call.options["on"] == {"scan": "file"}
-    assert f"index of {table} fits, too: check that scan is the column for on=" in suggestion.notes
-    assert f"{table} has other labels: sex" in suggestion.notes
-
-
-def test_a_label_that_the_files_have_too_is_not_taken():
-    scans(label=[np.arange(5)] * 4)
-    files = [f"scan_{n}" for n in range(4)]
-    suggestion = only(report_on(["scan_*.h5", tabled("file", files, label=[1, 0, 1, 0])]))
-    assert (suggestion.call.fields["y"], suggestion.call.options["on"]) == ("diagnosis", "file")
     check(suggestion)
 
 

@@ -150,13 +150,6 @@ def test_recordings_without_events_have_windows_end_to_end(label):
     assert main(["pack", "eeg.h5", "-o", "packed.h5"]) == 0
 
 
-def test_one_of_many_recordings_that_are_not_alike_is_said_to_be_one():
-    recordings("eeg.h5", of=lambda time, number: (8, time) if number % 2 else (time, 8))
-    report = hdf5_report(["eeg.h5"])
-    assert only(report).call.fields["x"]["name"] == "S09/eeg"
-    assert any("9 more like S09/eeg are not read: group=" in note for note in report.notes)
-
-
 def test_names_of_classes_that_files_number_differently_are_named():
     for path, names in (("a.h5ad", ["B", "NK"]), ("b.h5ad", ["NK", "B"])):
         with h5py.File(path, "w") as file:

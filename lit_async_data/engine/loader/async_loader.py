@@ -281,8 +281,8 @@ class AsyncLoader(BaseLoader):
 
     def _beside(self, left: Place | None) -> Iterator[Batch]:
         """Iterate over another loader, which reads in the caller's thread."""
-        what = "another iterator of this loader is read in the loop, without reading ahead; a loader of its own reads "
-        self._say(logging.WARNING, f"{what}ahead: AsyncLoader(loader.source, loader.options)")
+        ways = "without reading ahead; a loader of its own reads ahead: AsyncLoader(loader.source, loader.options)"
+        self._say(logging.WARNING, f"another iterator of this loader is read in the loop, {ways}")
         schedule = self._wiring.schedule
         if left is None:
             epoch, number = self._side_passes
@@ -393,8 +393,8 @@ class AsyncLoader(BaseLoader):
             self._take_seed(lightning_seed())
         unasked = self.options.shuffle is None and not self.options.drawn
         if unasked and not (self._evaluation or self.rank) and torch.is_grad_enabled():
-            what = f"{self.source.name}: samples come in stored order; for training write shuffle=True in the loader's"
-            self._say(logging.WARNING, f"{what} options, elsewhere shuffle=False or torch.no_grad()")
+            ways = "for training write shuffle=True in the loader's options, elsewhere shuffle=False or torch.no_grad()"
+            self._say(logging.WARNING, f"{self.source.name}: samples come in stored order; {ways}")
 
     # -- the machinery --------------------------------------------------------------------------------------------
 

@@ -288,8 +288,8 @@ class PrefetchedLoader(BaseLoader):
         if left is not None:
             what = f"this iterator of {type(self.loader).__name__} was ended after {left} batches, when another one, of"
             raise ClosedError(f"{what} the Trainer's, began; begin a new pass with iter(loader)")
-        what = f"another iterator of this {type(self.loader).__name__} is read in the loop, without reading ahead; "
-        self._say(logging.WARNING, f"{what}a loader of its own reads ahead: prefetched(another_loader)")
+        ways = "without reading ahead; a loader of its own reads ahead: prefetched(another_loader)"
+        self._say(logging.WARNING, f"another iterator of this {type(self.loader).__name__} is read in the loop, {ways}")
         loader, number = with_own_iterator(self.loader), self._side_passes
         self._side_passes += 1
         on_device = streams.has_streams(self.device)
@@ -351,9 +351,9 @@ class PrefetchedLoader(BaseLoader):
         if not self.sharded_by_trainer:
             check_sharded(self.loader)
         if self._depth and not self._threaded:
-            what = "the DataLoader has num_workers=0: each batch is read when it is asked for, since Python code per "
-            what += "sample would, in a thread, keep the training loop from running; num_workers=1 or more reads ahead"
-            self._say(logging.WARNING, what)
+            why = "since Python code per sample would, in a thread, keep the training loop from running"
+            why += "; num_workers=1 or more reads ahead"
+            self._say(logging.WARNING, f"the DataLoader has num_workers=0: each batch is read when asked for, {why}")
         if engine.device != self.device:
             self._stop()
             engine = self._running()

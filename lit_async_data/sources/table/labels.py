@@ -285,7 +285,7 @@ class Labels(NamedTuple):
             if has.any():
                 raise fail(int(np.argwhere(has)[0, 0]), own[lost])
         if not several:
-            numbered = values.astype(np.int64)
+            numbered = np.nan_to_num(values, nan=IGNORED).astype(np.int64)
             # Ignored rows keep their value; without a name of its own, all rows are ignored.
             renumbered = np.where(numbered < 0, numbered, new[numbered.clip(0)]) if own else numbered
         else:

@@ -14,25 +14,7 @@ import pytest
 import torch
 
 from lit_async_data.sources.contract import user_code
-from lit_async_data.sources.contract.user_code import PROBES, digest, dumps, importable, probes, why_not_pickled
-
-
-class Refuses:
-    def __getstate__(self):
-        raise RuntimeError("never")
-
-
-@pytest.mark.parametrize(
-    ("value", "why"),
-    [
-        (Refuses(), "cannot be pickled (RuntimeError: never)"),
-        ([threading.Lock()], "cannot be pickled (TypeError: cannot pickle '_thread.lock' object)"),
-        (lambda value: value, ""),
-        (print, ""),
-    ],
-)
-def test_why_an_object_cannot_be_pickled(value, why):
-    assert why_not_pickled(value) == why
+from lit_async_data.sources.contract.user_code import PROBES, digest, dumps, importable, probes
 
 
 @pytest.mark.parametrize(("length", "most", "step"), [(3, 5, 1), (5, 5, 1), (11, 6, 2), (10**12 + 1, 5, 10**12 // 4)])
@@ -86,13 +68,6 @@ def test_objects_of_a_module_that_only_this_process_has_are_pickled_by_value(mod
     data = dumps(module.Scaled(2.5), [].append)
     assert cloudpickle.list_registry_pickle_by_value() == set()
     assert called_elsewhere(data) == "6"
-
-
-def test_another_module_of_the_same_name_elsewhere_is_not_taken_for_it(module, monkeypatch, tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / f"{module.__name__}.py").write_text("scaled = None")
-    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
-    assert not importable(module.__name__)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """`Source`: three members make a source; its samples by number, in loaders and in a DataLoader of torch."""
 
-import os
 import re
 from multiprocessing import resource_tracker
 
@@ -58,15 +57,6 @@ def test_a_dataloader_takes_a_source_also_where_its_files_are_open(h5, method):
     source.close()
 
 
-def test_a_subclass_without_its_three_members_says_which_are_missing():
-    class Half(lad.Source):
-        def __len__(self):
-            return 1
-
-    with pytest.raises(TypeError, match=r"abstract.*read_into.*spec"):
-        Half()
-
-
 def test_a_subclass_of_three_members_keeps_the_contract_is_split_and_drawn():
     source = Squares()
     check_contract(source)
@@ -120,16 +110,6 @@ def test_a_file_and_a_link_to_it_are_one_part(h5, tmp_path):
     assert "overlap 80 samples" in lad.split(both, {"train": ["1"], "val": ["2"]}, groups=[1] * 40 + [2] * 40).described
 
 
-def test_links_are_resolved_once_per_folder_and_only_where_sources_are_joined(h5, monkeypatch):
-    sources = [lad.HDF5Source([h5(f"{n}{name}.h5", y=np.arange(4)) for n in range(9)], ["y"]) for name in "ab"]
-    looks, real = [], os.path.realpath
-    monkeypatch.setattr(os.path, "realpath", lambda *given, **how: looks.append(given) or real(*given, **how))
-    assert [len(source.places().parts) for source in sources] == [9, 9]
-    assert not looks
-    assert len(lad.ConcatSource(sources).places().parts) == 18
-    assert len(looks) == 1
-
-
 def test_parts_of_one_file_with_other_names_stay_apart():
     names = ["a.h5:/x", "a.h5:/y", "a.h5", "a.h5:/x"]
     whole = Places(tuple(Part("files/a.h5", "/", name, 1) for name in names), np.arange(4), np.arange(4))
@@ -181,16 +161,6 @@ def test_a_source_that_fills_no_array_is_an_error_and_no_batch_of_other_values(k
     for source in sources:
         with lad.AsyncLoader(source, options) as loader, pytest.raises(ConfigError, match=re.escape(said)):
             next(iter(loader))
-
-
-@pytest.mark.processes
-def test_a_source_that_fills_no_array_is_an_error_in_a_reader_process():
-    options = {"batch_size": 8, "shuffle": False, "worker_kind": "process", "workers": 1}
-    with lad.AsyncLoader(Rebinds(), options) as loader, pytest.raises(ConfigError, match=re.escape(UNFILLED[0][1])):
-        next(iter(loader))
-
-
-@pytest.mark.parametrize(("kind", "said"), UNFILLED[:-1])
-def test_a_sample_taken_by_number_is_filled_too(kind, said):
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        kind()[3]
+    if kind is not Draws:
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            kind()[3]

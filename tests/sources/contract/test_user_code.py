@@ -13,7 +13,6 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from lit_async_data import ConcatSource, DatasetSource, SubsetSource
-from lit_async_data.sources.contract import user_code
 from lit_async_data.sources.contract.user_code import READING, Watch, put_back, seed_generators, states
 from lit_async_data.testing import ArraySource
 
@@ -142,20 +141,6 @@ def test_what_reading_changes_is_never_the_users():
     watch.has_been_read(given)
     given.a, given.text = 2, "y"
     assert watch.look(given) == [("text",)]
-
-
-def test_what_a_source_of_this_package_keeps_is_not_watched():
-    source, watch = Extended({"x": np.zeros(3)}), Watch()
-    watch.look(source)
-    source._arrays["x"] = np.ones(3)
-    assert watch.look(source) == []
-
-
-def test_only_so_much_is_looked_at(monkeypatch):
-    monkeypatch.setattr(user_code, "MOST", 50)
-    ring = Holder(many=[Holder(a=number) for number in range(60)])
-    ring.self = ring
-    assert len(list(user_code.values_in(ring))) == 50
 
 
 def test_a_watch_begins_anew_in_a_pickle():

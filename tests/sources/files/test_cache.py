@@ -123,20 +123,17 @@ def test_jobs_share_a_limit_and_what_nobody_uses_makes_room(tmp_path):
         assert np.array_equal(read(used, np.arange(ROWS))["x"], VALUES + 1)
 
 
-@pytest.mark.parametrize("before", [0, 20, 10], ids=["no file is kept", "all are kept", "others make room"])
-def test_a_build_lists_the_folder_once_whatever_the_number_of_files(tmp_path, monkeypatch, before):
-    paths = [written(tmp_path / f"{number}.h5") for number in range(20)]
-    others = paths[:before] if before != 10 else [written(tmp_path / f"other{number}.h5") for number in range(15)]
-    options = {"cache": tmp_path / "cache", "cache_limit": 20 * os.path.getsize(paths[0])}
-    HDF5Source(others or paths[0], ["x"], cache=tmp_path / "cache" if others else None).close()
+def test_a_build_lists_the_folder_once_whatever_the_number_of_files(tmp_path, monkeypatch):
+    paths, cache = [written(tmp_path / f"{number}.h5") for number in range(35)], tmp_path / "cache"
+    HDF5Source(paths[20:], ["x"], cache=cache).close()  # which make room
     listed, scandir = [], os.scandir
     monkeypatch.setattr(files_module.os, "scandir", lambda path: listed.append(path) or scandir(path))
-    with contextlib.closing(HDF5Source(paths, ["x"], **options)) as source:
-        assert listed == [str(tmp_path / "cache")]
+    limit = 20 * os.path.getsize(paths[0])
+    with contextlib.closing(HDF5Source(paths[:20], ["x"], cache=cache, cache_limit=limit)) as source:
         for sample in range(0, len(source), ROWS):
             assert np.array_equal(read(source, np.array([sample]))["x"], VALUES[:1])
-        assert listed == [str(tmp_path / "cache")]
-    assert len(mirrors(tmp_path / "cache")) == 20
+    assert listed == [str(cache)]
+    assert len(mirrors(cache)) == 20
 
 
 PROGRAM = """

@@ -3,7 +3,6 @@
 import contextlib
 import datetime as dt
 import os
-import threading
 import time
 
 import numpy as np
@@ -14,7 +13,7 @@ from support.range_server import patience
 from support.sources.oracle import read
 from support.threads.waits import LONG
 
-from lit_async_data import AsyncLoader, ConfigError, HDF5Source, StoreError
+from lit_async_data import AsyncLoader, HDF5Source, StoreError
 
 
 class Provider:
@@ -83,14 +82,3 @@ def test_a_provider_that_fails_is_quoted(server, provider, tmp_path):
     (tmp_path / "key").unlink()
     with pytest.raises(StoreError, match=r"x\.h5, .* refuses these credentials; check them.*FileNotFoundError.*key"):
         opened(server, provider)
-
-
-@pytest.mark.processes
-def test_a_provider_that_cannot_be_pickled_is_for_threads(server, provider):
-    provider.lock = threading.Lock()
-    with opened(server, provider) as source:
-        options = {"batch_size": ROWS, "worker_kind": "process", "workers": 1}
-        with pytest.raises(ConfigError, match=r"pickle.*lock"), AsyncLoader(source, options) as loader:
-            list(loader)
-        with AsyncLoader(source, {"batch_size": ROWS}) as loader:
-            assert len(list(loader)) == 1

@@ -18,7 +18,7 @@ from support.threads.waits import LONG
 
 from lit_async_data import AsyncLoader, ConfigError, HDF5Source
 from lit_async_data.engine.stats import Wait, explained
-from lit_async_data.errors import ResumeError, StalledError
+from lit_async_data.errors import ResumeError
 from lit_async_data.sources.contract.stage_clock import Work
 from lit_async_data.sources.files import files as files_module
 from lit_async_data.sources.files import mirror as mirror_module
@@ -189,26 +189,6 @@ def test_a_long_list_comes_page_by_page(server, s3, bucket, monkeypatch):
     files.close()
 
 
-def test_a_list_that_does_not_come_is_an_error(monkeypatch):
-    monkeypatch.setattr("lit_async_data.sources.files.transport.POLL_S", 0.001)
-    open_ = threading.Event()
-
-    class Filesystem:
-        def glob(self, _):
-            assert open_.wait(10)
-            return []
-
-        def cat_file(self, *_):
-            raise NotImplementedError
-
-    files = files_module.Files(storage=Filesystem())
-    files._transport = Transport(timeout_s=0)
-    with pytest.raises(StalledError, match=r"folder/\*\.h5: no answer for 0 s"):
-        files.matching("folder/*.h5")
-    open_.set()
-    files.close()
-
-
 def warnings_of(source, caplog, **options):
     caplog.clear()
     how = {"batch_size": 4, "workers": 1, "worker_kind": "thread", **options}
@@ -240,25 +220,6 @@ def test_memory_that_drops_what_is_fetched_ahead_is_warned_about(large, tmp_path
     assert 500_000 < needed <= os.path.getsize(tmp_path / "bucket" / "x.h5")
     assert not warned(needed)
     assert warned(needed - 1)
-
-
-def test_groups_of_more_chunks_need_more_memory(large, caplog):
-    def needed(width):
-        source = HDF5Source(large, ["z"], cache_limit="1KB")
-        (said,) = warnings_of(source, caplog, shuffle="chunk", shuffle_chunks=width)
-        return int(re.search(r"needs (\d+)", said)[1])
-
-    group = 64 * 8 * 2 * 2048  # the file has two fields of this size
-    assert 4 * group <= needed(64) < 8 * group
-    assert needed(4) < needed(64)
-
-
-@pytest.mark.parametrize(("limit", "count"), [("100KB", 1), (None, 0)])
-def test_files_without_room_in_the_folder_are_warned_about(large, tmp_path, caplog, limit, count):
-    said = warnings_of(HDF5Source(large, ["x"], cache=tmp_path / "cache", cache_limit=limit), caplog)
-    assert len(said) == count
-    advice = f"; set smaller shuffle_chunks or batch_size, or cache={tmp_path}/cache with a cache_limit"
-    assert all(advice in each for each in said)
 
 
 def test_who_follows_the_verdict_and_keeps_a_remote_file_in_a_folder_fetches_it_once(large, server, tmp_path):

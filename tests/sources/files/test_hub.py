@@ -44,13 +44,6 @@ def test_revisions_are_read_with_the_token_of_the_environment(hub):
                 assert np.array_equal(read(source, np.arange(0, 600, 50))["x"], values[::50])
 
 
-def test_only_the_bytes_that_are_needed_come(hub):
-    with opened(hub, "hf://datasets/org/name/x.h5") as source:
-        assert np.array_equal(read(source, np.array([300]))["x"], VALUES[300:301])
-    ends = [tuple(map(int, asked.removeprefix("bytes=").split("-"))) for _, asked in hub.ranges()]
-    assert sum(end + 1 - begin for begin, end in ends) < 20 * BLOCK
-
-
 def test_a_revision_that_moves_is_noticed(hub, tmp_path):
     path = "hf://datasets/org/name/x.h5"
     with opened(hub, path) as source, opened(hub, path) as closed:

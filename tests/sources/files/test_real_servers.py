@@ -121,12 +121,6 @@ def test_a_filesystem_of_fsspec_that_the_user_made(data):
     memory.rm("/a", recursive=True)
 
 
-def test_a_local_filesystem_of_fsspec(data, tmp_path):
-    with contextlib.closing(HDF5Source(tmp_path / "*.h5", ["x"], storage=fsspec.filesystem("file"))) as source:
-        assert source.paths == [str(tmp_path / "x.h5")]
-        assert_right(source)
-
-
 @pytest.mark.parametrize("kind", ["memory", "local"])
 def test_a_store_of_obstore_that_the_user_made(data, tmp_path, kind):
     store = obstore.store.MemoryStore() if kind == "memory" else obstore.store.LocalStore(tmp_path)

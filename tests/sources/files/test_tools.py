@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lit_async_data import ClosedError, ConfigError, HDF5Source, ManifestSource, MissingError
+from lit_async_data import ClosedError, HDF5Source, ManifestSource
 from lit_async_data.__main__ import main
 from lit_async_data.reading import open_reader, read
 from lit_async_data.sources.contract.source import Part, Remote
@@ -70,15 +70,6 @@ def test_rows_are_those_of_the_local_file(folder, server, s3, way):
     assert read(f"{path}:/labels", [7, -1], storage_options=options.get("storage_options")).tolist() == [2, 4]
 
 
-def test_what_a_reader_cannot_take_is_told(folder, s3):
-    with pytest.raises(ConfigError, match="allow_external: other files are not read through"):
-        open_reader("s3://bucket/scan1.h5", storage_options=s3, allow_external=True)
-    with pytest.raises(ConfigError, match="is not FILE:/DATASET"):
-        read("s3://bucket/scan1.h5", storage_options=s3)
-    with pytest.raises(MissingError, match="no such object"):
-        open_reader("s3://bucket/none.h5", storage_options=s3)
-
-
 @pytest.mark.parametrize("given", ["s3://bucket/scan*.h5", "s3://bucket/scan1.h5", "s3://bucket/t.csv"])
 def test_inspect_prints_lines_that_read_the_address(folder, typed, s3, capsys, given):
     report = written(capsys, "inspect", given, *typed, "--cache", "cache", "--json")
@@ -112,17 +103,6 @@ def test_a_pack_of_addresses_has_the_values_of_local_files(folder, typed, capsys
     assert "output: s3://bucket/p.h5: pack writes files of this machine" in capsys.readouterr().err
 
 
-def test_packed_values_of_netcdf_are_found_at_an_address(folder, typed, capsys):
-    with h5py.File(folder / "n.h5", "w") as file:
-        file["t"] = np.arange(40, dtype="i2").reshape(10, 4)
-        file["t"].attrs["scale_factor"] = 0.5
-    fields = ["--fields", "x=t"]
-    written(capsys, "pack", "s3://bucket/n.h5", *typed, *fields, "-o", "n.h5")
-    with h5py.File("n.h5") as file:
-        assert file["x"].attrs["scale_factor"] == 0.5
-        assert (file["x"][()] == np.arange(40).reshape(10, 4)).all()
-
-
 def test_the_doctor_says_that_it_measures_the_network(typed, capsys):
     text = written(capsys, "doctor", "s3://bucket/scan*.h5", *typed, "--seconds", "0.05")
     assert "by decoding, over the network" in text
@@ -135,11 +115,8 @@ def test_the_doctor_says_that_it_measures_the_network(typed, capsys):
     ("groups", "remote", "said"),
     [
         (1, Remote(2**30, 2**12, None), ["cache=FOLDER"]),
-        (1, Remote(2**30, 2**12, "folder"), []),
         (100, Remote(2**30, 2**12, "folder"), ["100 groups in 1 file open one after the other: h5repack -S PAGE"]),
-        (100, Remote(2**20, 2**12, "folder"), []),  # it comes whole
         (1, Remote(2**30, 2**18, "folder"), ["a request brings 4.0 KiB only: pack"]),
-        (1, Remote(0, 5000, "folder"), []),  # of a table of images
     ],
 )
 def test_the_doctor_advises_by_what_an_epoch_fetches(groups, remote, said):

@@ -1,7 +1,5 @@
 """How many requests are on their way, and which are next."""
 
-import threading
-
 import pytest
 
 from lit_async_data.errors import StalledError
@@ -21,46 +19,6 @@ def test_the_window_doubles_while_that_raises_the_rate_and_work_waits(monkeypatc
             transport._measure()
         assert transport.window == window, rate
     transport._work = []
-
-
-def test_work_begins_as_soon_as_the_window_grows(monkeypatch):
-    monkeypatch.setattr(transport_module, "_IDLE_S", 1e6)
-    transport, all_there, together = Transport(4, 10), threading.Event(), threading.Barrier(2)
-    transport.window = 1
-
-    def first():
-        assert all_there.wait(10)
-        transport.arrived(1)
-
-    started = [transport.start(function, urgent=False) for function in (first, *[lambda: together.wait(10)] * 2)]
-    all_there.set()
-    for each in started:
-        transport.result_of(each, "x")
-    assert transport.window == 2
-    transport.close()
-
-
-def test_who_waits_for_what_was_started_ahead_is_served_next():
-    transport, open_, begun, order = Transport(1), threading.Event(), threading.Event(), []
-
-    def stuck():
-        begun.set()
-        assert open_.wait(10)
-
-    first = transport.start(stuck)
-    assert begun.wait(10)
-    a, b, c = (transport.start(lambda name=name: order.append(name), urgent=False) for name in "abc")
-    reader = threading.Thread(target=transport.result_of, args=(c, "c"))
-    reader.start()
-    while not c.urgent:
-        pass
-    open_.set()
-    for each in (first, a, b, c):
-        transport.result_of(each, "")
-    reader.join(10)
-    assert order[0] == "c"
-    assert sorted(order) == ["a", "b", "c"]  # each once
-    transport.close()
 
 
 def test_a_slow_line_is_waited_for(monkeypatch):

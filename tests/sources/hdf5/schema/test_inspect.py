@@ -59,6 +59,14 @@ def test_types_that_numpy_lacks_are_named(new, path):
     assert (error.file, error.dataset) == (path, "time")
 
 
+@pytest.mark.parametrize(("name", "shown"), [(b"d\xe9", r"d\xe9"), (b"d\x1b[31m", r"d\x1b[31m")])
+def test_names_that_cannot_be_printed_can_be_listed(h5, name, shown):
+    path = h5(data=np.ones(4))
+    with h5py.File(path, "r+") as file:
+        file.id.link(b"data", name, h5py.h5g.LINK_HARD)
+    refused(MissingError, ["has no dataset 'other'; the file holds: ", shown], path, ["other"])
+
+
 @pytest.mark.parametrize("version", [1, 5])
 def test_a_netcdf_3_file_is_refused_with_the_command_that_converts_it(tmp_path, version):
     path = tmp_path / "t2m.nc"
