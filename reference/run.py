@@ -199,7 +199,8 @@ def fitting(checkpoint: str | None, cfg: DictConfig, model: Any) -> Iterator[Non
 
         saved = {name: tuple(each.shape) for name, each in _loaded(checkpoint).get("state_dict", {}).items()}
         own = {
-            name: saved.get(name) if is_lazy(each) else tuple(each.shape) for name, each in model.state_dict().items()
+            name: saved.get(name, ()) if is_lazy(each) else tuple(each.shape)
+            for name, each in model.state_dict().items()
         }
         names = [*saved, *(own.keys() - saved.keys())] if model.strict_loading else saved.keys() & own.keys()
         differing = [name for name in names if saved.get(name) != own.get(name)]

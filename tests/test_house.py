@@ -28,7 +28,7 @@ LEAST_TESTED_LINES = 100
 # The most lines of each room.
 BUDGET = {
     ".": 1520,
-    "batch": 1020,
+    "batch": 1040,
     "conf": 20,
     "engine": 1620,
     "engine/device": 1130,
@@ -46,14 +46,14 @@ BUDGET = {
     "sources/hdf5/index": 450,
     "sources/hdf5/parts": 2190,
     "sources/hdf5/readers": 1730,
-    "sources/hdf5/schema": 2180,
+    "sources/hdf5/schema": 2200,
     "sources/hdf5/storage": 1080,
-    "sources/images": 920,
+    "sources/images": 930,
     "sources/manifest": 1670,
     "sources/table": 1800,
-    "tools": 2130,
+    "tools": 2140,
 }
-MOST_README_LINES, MOST_TEST_LINES = 15, 41_400
+MOST_README_LINES, MOST_TEST_LINES = 15, 41_420
 
 
 def dotted(path):

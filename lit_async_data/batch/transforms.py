@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -185,6 +185,16 @@ def _dot(one: Array, other: Array, run: int) -> Array:
 Fields = str | int | Sequence[str | int]
 Measured = Mapping[Any, FieldStatistics]
 AxisByKey = int | Sequence[int] | Mapping[Any, int | Sequence[int]] | None
+
+
+def _by_key(axis: Any, keys: Collection[Any]) -> dict[Any, int | Sequence[int] | None]:
+    if not isinstance(axis, Mapping):
+        return dict.fromkeys(keys, axis)
+    if unknown := [key for key in axis if key not in keys]:
+        raise ConfigError(f"{unknown[0]!r} is not one of the fields {', '.join(map(str, keys))}", "axis")
+    return {key: axis.get(key) for key in keys}
+
+
 _TYPES = ("float16", "bfloat16", "float32", "float64")
 _FAR = 1000  # standard deviations from 0 to the mean from which on float32 would lose digits that show
 
@@ -241,12 +251,12 @@ class Normalize:
 
     Args:
         mean: One number, or one per channel; or an array with the axes ``axis``. None: 0.5, for integers only.
-        std: As ``mean``; above 0. None: 0.5.
+        std: As ``mean``; above 0. None: 0.5, for integers only.
         scale: The values that ``mean`` and ``std`` of integers refer to. ``"stored"``: the stored values. ``"type"``:
             values from 0 to 1: integers are first divided by the largest value of their type, so that ``mean=0.5,
             std=0.5`` maps bytes to the range from −1 to 1: 2 (x / 255 − 0.5). None: ``"stored"``, but an error if the
             field holds integers and every mean is from 0 to 1. Floats are never divided.
-        fields: Keys of a dict batch, or indices into a tuple batch. None: its first field.
+        fields: Keys of a dict batch, or indices into a tuple batch. None: its first field, or those of ``axis``.
         dtype: As in `ToFloat`.
         axis: The axes of a sample, without N, along which ``mean`` and ``std`` vary: 0 for channels, −1 for the last
             axis, ``(0, 1)`` for means of shape (T, C), ``()`` for one number; or these by field. None: 0, unless they
@@ -263,6 +273,8 @@ class Normalize:
         [-1.0, 1.0]
     """
 
+    _usual = False  # whether mean or std was not given
+
     def __init__(
         self,
         mean: ArrayLike | None = None,
@@ -276,11 +288,11 @@ class Normalize:
         if scale not in ("stored", "type", None):
             raise ConfigError(f"{scale!r} is not one of stored, type", "scale")
         self.scale, self.dtype = scale, dtype
-        self._float = ToFloat(fields, dtype=dtype)
-        self._usual, (mean, std) = mean is None, (0.5 if each is None else each for each in (mean, std))
-        keys: Sequence[Any] = self.fields or (None,)
-        own: Mapping[Any, Any] = axis if isinstance(axis, Mapping) else dict.fromkeys(keys, axis)
-        self._scalings = {key: _Scaling(mean, std, own.get(key)) for key in keys}
+        self._float = ToFloat(list(axis) if fields is None and isinstance(axis, Mapping) else fields, dtype=dtype)
+        self._usual = mean is None or std is None
+        mean, std = (0.5 if each is None else each for each in (mean, std))
+        named = _by_key(axis, self.fields or (None,))
+        self._scalings = {key: _Scaling(mean, std, each) for key, each in named.items()}
 
     @classmethod
     def of(
@@ -305,14 +317,15 @@ class Normalize:
             >>> made.tolist(), normalize.inverse(made).tolist()
             ([-1.0, 0.0, 1.0], [1.0, 2.0, 3.0])
         """
-        fields = first_measured(statistics) if fields is None else fields
-        made = cls(0, 1, scale="stored", fields=fields, dtype=dtype, axis=axis)
-        for key, given in made._scalings.items():
+        fields = list(axis) if fields is None and isinstance(axis, Mapping) else fields
+        made = cls(scale="stored", fields=first_measured(statistics) if fields is None else fields, dtype=dtype)
+        made._usual = False
+        for key, given in _by_key(axis, made._scalings).items():
             if key not in statistics:
                 raise ConfigError(f"no statistics of {key!r}; choose from {', '.join(map(repr, statistics))}", "fields")
             found = statistics[key]
             _check_spread(key, found)
-            own = (found.axis, found.ndim) if given.axis is None else (given.axis, None)
+            own = (found.axis, found.ndim) if given is None else (given, None)
             made._scalings[key] = _Scaling(found.mean, found.std, *own)
         return made
 
@@ -367,8 +380,8 @@ class Normalize:
         scaling = self._scalings[field if self.fields else None]
         means = scaling.mean
         if self._usual and values.is_floating_point():
-            what = "missing, and floats have no usual range; give mean and std, or Normalize.of(statistics(source))"
-            raise ConfigError(what, "mean")
+            what = "one is missing, and floats have no usual range; give both, or Normalize.of(statistics(source))"
+            raise ConfigError(what, "mean, std")
         if self.scale is None and largest(values) > 1 and means.min() >= 0 and means.max() <= 1:
             what = f'means from 0 to 1, but the field holds {values.dtype}: write scale="type" to divide them by '
             what += f'{largest(values)} first, or scale="stored" if mean and std are those of the stored values'

@@ -223,8 +223,9 @@ def test_a_constant_far_from_zero_has_no_spread():
 
 
 def test_floats_have_no_usual_mean_but_bytes_do():
-    with pytest.raises(ConfigError, match="mean: missing, and floats have no usual range"):
-        Normalize(axis=1)((SCANS.float(),))
+    for made in (Normalize(axis=1), Normalize(3.0), Normalize(std=2)):
+        with pytest.raises(ConfigError, match=r"^mean, std: one is missing, and floats have no usual range"):
+            made((SCANS.float(),))
     assert Normalize(scale="type")((CHANNELS,))[0].flatten()[:2].tolist() == [-1, 1]
     assert Normalize().inverse(torch.tensor([-1.0, 1.0])).tolist() == [0, 1]
 
@@ -232,7 +233,9 @@ def test_floats_have_no_usual_mean_but_bytes_do():
 @pytest.mark.parametrize(("axis", "alone"), [({"act": 1, "q": 0}, True), ({"act": 1}, False)])
 def test_each_field_has_an_axis_of_its_own(axis, alone):
     arrays = {"q": np.random.default_rng(0).random((9, 4)), "act": np.arange(270.0).reshape(9, 5, 6)}
-    source, made = ArraySource(arrays), Normalize(fields=["q", "act"], axis=axis)
+    source, made = ArraySource(arrays), Normalize(fields=None if alone else ["q", "act"], axis=axis)
+    with pytest.raises(ConfigError, match=r"axis: 'act' is not one of the fields q$"):
+        Normalize(fields="q", axis=axis)
     kept = {key: made.kept(key, source.spec[key]) for key in arrays}
     of = Normalize.of(statistics(source, [*arrays], axis=kept), [*arrays], dtype="float64")
     found = of({key: torch.from_numpy(values) for key, values in arrays.items()})

@@ -122,7 +122,7 @@ MEANT = [
     (EPISODES, '{"x": "obs/rgb", "y": "actions"}, group="data/demo_*", layout={"x": "NHWC"})', "", "mask"),
     (examples.anndata, '"y": "obs/cell_type"', "", ""),
     (examples.matlab, '"y": {"name": "y", "column": 0}}, layout={"x": "CHWN"})', "", ""),
-    (examples.images, '{"x": "images", "y": "labels"}, layout={"x": "NHWC"})', 'ToFloat("x") makes float32', "patient"),
+    (examples.images, '{"x": "images", "y": "labels"}, layout={"x": "NHWC"})', 'groups="patient")', ""),
     (lambda x: examples.anndata(x, missing=True), '"y": {"name": "obs/cell_type", "null": "drop"}', "left out", ""),
     (STAGES, '{"x": "X_train", "y": "y_train"}', "", "test"),
     (examples.of_pandas, None, "pandas.read_hdf(", "axis1"),

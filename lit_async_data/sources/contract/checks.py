@@ -39,8 +39,9 @@ def refuse_flags(numbers: npt.NDArray[Any], count: int, where: str, option: str)
         raise ConfigError(f"{what}; give a mask of bools, such as numpy.asarray(…) == 1", option)
 
 
-def columns_of(names: Sequence[str]) -> str:
-    _NAMES[key := digest(names)] = names
+def columns_of(names: Sequence[str], *, reordered: bool = False) -> str:
+    """A key of these names. With ``reordered``, only the same names in another order clash."""
+    _NAMES[key := f"{digest(sorted(names))}~" * reordered + digest(names)] = names
     for old in [*_NAMES][:-16]:
         _NAMES.pop(old, None)
     return key
@@ -48,7 +49,8 @@ def columns_of(names: Sequence[str]) -> str:
 
 def column_clash(mine: str, other: str, there: object) -> str:
     """The first column that has another name ``there``, and what to do; empty if none has, or one has no names."""
-    if not (mine and other) or mine == other:
+    of_mine, of_other = (key.rpartition("~")[0] for key in (mine, other))
+    if not (mine and other) or mine == other or of_mine != of_other:
         return ""
     pairs = enumerate(zip(_NAMES.get(mine, ()), _NAMES.get(other, ()), strict=False))
     found = (f"column {place} is {one!r}, but {two!r} in" for place, (one, two) in pairs if one != two)

@@ -50,7 +50,7 @@ class ImageOptions:
             None: ``"RGB"``; an error if the field is named as a mask, or beside another image has a palette, or is
             grey and resized.
         resize: How an image of another shape is made to fit. ``"stretch"``: both sides are resized. ``"crop"``: the
-            shorter side is resized to fit, and the middle of the longer one is taken. ``"pad"``: the longer side is
+            largest middle part of that shape is cut, in whole pixels, and resized. ``"pad"``: the longer side is
             resized to fit, and the rest is ``fill``. ``"random_crop"``: a random part of each image, another one in
             each epoch, as torchvision's RandomResizedCrop; in evaluation, as ``"crop"``.
         scale: Least and largest share of the image's area in a random crop, 0 < … ≤ 1.

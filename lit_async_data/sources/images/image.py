@@ -312,15 +312,17 @@ class Alignment:
         """Refuse palettes, and grey that is resized, without a mode in the first images: masks would lose numbers."""
         for key in sorted({*itertools.chain(*self._pairs)} & shown.keys()):
             modes = {each.mode for each in shown[key].values()}
-            if modes & {*formats.PALETTES, *(formats.GREYS if self._shapes[key].image_size else ())}:
-                self._refuse_mixing(key, "the first image is grey or has a palette, beside another image")
+            if modes & {*formats.PALETTES}:
+                self._refuse_mixing(key, "the first image has a palette, beside another image", always=True)
+            if modes & {*formats.GREYS} and self._shapes[key].image_size:
+                self._refuse_mixing(key, "the first image is grey, beside another image")
 
-    def _refuse_mixing(self, key: str, what: str) -> None:
+    def _refuse_mixing(self, key: str, what: str, *, always: bool = False) -> None:
         shape = self._shapes[key]
-        if shape.mode is None and shape.resampling != "nearest":
-            what = f"missing; {what}, and {'resizing' if shape.image_size else 'RGB'} would mix numbers; set P for "
-            what += "the numbers of a mask, L for grey tones, or RGB for colours (of a mask: interpolation: nearest)"
-            raise ConfigError(what, f"fields.{key}.mode")
+        if shape.mode is None and (always or shape.resampling != "nearest"):
+            mixed = "resizing would mix numbers" if shape.image_size else "as RGB, numbers of a palette would be lost"
+            what = f"missing; {what}, and {mixed}; set P for the numbers of a mask, L for grey tones, or RGB for "
+            raise ConfigError(f"{what}colours (of a mask: interpolation: nearest)", f"fields.{key}.mode")
 
 
 def _alike(one: tuple[int, int], other: Any) -> bool:

@@ -351,9 +351,23 @@ def test_a_column_is_found_by_its_name_wherever_a_file_has_it(files):
     refused(ConfigError, said, paths, {"y": Field("other", column="CD4")})
 
 
-def test_other_texts_of_a_dataset_are_no_names_of_columns(files):
-    def rated(file, raters):
-        file["y"] = X
-        file["y"].attrs["raters"] = raters
+@pytest.mark.parametrize(
+    ("key", "one", "other"),
+    [
+        ("raters", ["ann", "bob", "cy"], ["bob", "ann", "cy"]),
+        ("channel_names", ["ann", "bob", "cy"], ["ann", "bob", "eve"]),
+        ("names", ["a", "a", "b"], ["a", "b", "a"]),
+        ("label", np.bytes_("left"), np.bytes_("right")),
+    ],
+)
+def test_other_texts_of_a_dataset_are_no_other_order_of_columns(files, key, one, other):
+    def rated(file, texts):
+        file["y"], file["row"] = X, np.arange(4)
+        file["y"].attrs[key] = file["row"].attrs[key] = texts
 
-    assert len(HDF5Source(files(rated, ["ann", "bob", "cy"], ["bob", "ann", "cy"]), {"y": "y"})) == 8
+    paths = files(rated, one, other)
+    assert len(HDF5Source(paths, {"y": "y", "row": "row"})) == 8
+    if key == "names":
+        refused(ConfigError, ["'a' is 2 columns of"], paths, {"y": Field("y", column="a")})
+    if key == "raters":
+        assert HDF5Source(paths, {"y": Field("y", column="bob")}).column("y").tolist() == [1, 4, 7, 10, 0, 3, 6, 9]

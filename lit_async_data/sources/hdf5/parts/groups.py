@@ -331,7 +331,8 @@ class _Images:
         _refuse_link(self._group, node, name.encode(), full)
         place = encoded.place_of_image(self._group, node, full.removesuffix(name).strip("/"), name)
         if place is None:
-            raise _UnlikeError(f"{encoded.NO_IMAGE}; write one")
+            ways = "write one, or leave sample= out and read many as rows: window=(0, LONGEST), pad='zero'"
+            raise _UnlikeError(f"{encoded.NO_IMAGE}; {ways}")
         self._offsets.append(place[0])
         self._sizes.append(place[1])
 

@@ -170,11 +170,13 @@ def _inspect_numbers(group: OpenGroup, field: Field, layout: str | None, where: 
     row = (looked_up.member or looked_up).spec
     column = field.column
     if isinstance(column, str):
-        names = encoded.names_of_columns(group, looked_up.name, row.stored_shape)
-        if column not in names:
+        axes = row.stored_shape if len(row.stored_shape) == 1 else ()
+        places, names = encoded.column_numbers(group, looked_up.name, axes, column)
+        if len(places) != 1:
             has = f"its columns are {few(names, 20)}" if names else "no attribute names its columns; give a number"
-            raise ConfigError(f"{column!r} is no column of {looked_up}: {has}", f"{where}.column")
-        column = names.index(column)
+            is_ = f"is {len(places)} columns" if places else "is no column"
+            raise ConfigError(f"{column!r} {is_} of {looked_up}: {has}", f"{where}.column")
+        column = places[0]
     if column is not None:
         row = _column_of(row, column, looked_up, where)
     stored, table = looked_up, None
@@ -275,7 +277,9 @@ def numbered_spec(
     dtype = row.dtype if largest <= most and (least < 0 or not ignored) else np.dtype(np.int64)
     meanings = () if numbering.classes else tuple(sorted(numbering.names.items()))
     row = dataclasses.replace(row, dtype=dtype, classes=numbering.classes, meanings=meanings)
-    return numbering, delivered_spec(field, row, where)
+    spec = delivered_spec(field, row, where)
+    # On a device, −100 would not become NaN.
+    return numbering, dataclasses.replace(spec, narrow=None) if ignored and spec.dtype.kind == "f" else spec
 
 
 def _stacked(key: str, layout: str | None, found: list[Fields]) -> Fields:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,14 +27,14 @@ from lit_async_data.sources.hdf5.storage.failures import LIBRARY_ERRORS, NoSampl
 from lit_async_data.sources.hdf5.storage.handles import bytes_at, path_of
 from lit_async_data.sources.hdf5.storage.open_file import GlobalHeap, refuse_external_link
 from lit_async_data.sources.images.image import ImageDecoder
-from lit_async_data.sources.local_files import has_word, natural
+from lit_async_data.sources.local_files import natural
 from lit_async_data.sources.table.labels import INEXACT
 
 SPARSE = ("data", "indices", "indptr")
 VARIABLE = ("values", "offsets")
 TEXT = np.dtype(np.uint8)  # text is delivered as its bytes
-# Words in attributes that name the columns of a dataset.
-_COLUMNS = "columns?|cols?|names?|keys|variables?|features?|channels?|ch|labels?|class|classes|targets?|joints?|genes?"
+# Attributes that name the columns of a dataset.
+_COLUMNS = re.compile(r"(\w+_)?(columns?|names?|keys|channels|features|variables)", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -106,18 +107,28 @@ def inspect_sparse(group: OpenGroup, name: str, kind: str) -> StoredRanges:
 
 
 def named_columns(group: OpenGroup, name: str, row: Sequence[int], column: int | None = None) -> str:
-    names = names_of_columns(group, name, row)
-    return columns_of(names if column is None else names[column : column + 1]) if names else ""
-
-
-def names_of_columns(group: OpenGroup, name: str, row: Sequence[int]) -> list[str]:
-    """By AnnData's ``var``, 10x's features, pandas's items, text axes of NetCDF, or an attribute such as columns."""
+    """The columns of a matrix, or one, by its format; or by attributes, where only another order is refused."""
     with contextlib.suppress(*LIBRARY_ERRORS, ValueError, SourceError):  # of objects that nobody reads
-        return _names_of_columns(group, name, row[-1:])
-    return []
+        if names := _format_names(group, name, row[-1:]):
+            return columns_of(names if column is None else names[column : column + 1])
+        for key, names in _attribute_names(group, name, row[-1:]):
+            if _COLUMNS.fullmatch(key) and len({*names}) == len(names):
+                first = names if column is None else [names[column], *sorted({*names} - {names[column]})]
+                return columns_of(first, reordered=True)
+    return ""
 
 
-def _names_of_columns(group: OpenGroup, name: str, row: Sequence[int]) -> list[str]:
+def column_numbers(group: OpenGroup, name: str, row: Sequence[int], column: str) -> tuple[list[int], list[str]]:
+    """The places of a column by name, and the names there are."""
+    known = list[str]()
+    with contextlib.suppress(*LIBRARY_ERRORS, ValueError, SourceError):
+        every = [_format_names(group, name, row[-1:]), *(names for _, names in _attribute_names(group, name, row[-1:]))]
+        known = next((names for names in every if column in names), next(filter(None, every), known))
+    return [place for place, each in enumerate(known) if each == column], known
+
+
+def _format_names(group: OpenGroup, name: str, row: Sequence[int]) -> list[str]:
+    """By AnnData's ``var``, 10x's features, pandas's items, or text axes of NetCDF."""
     node, full = group.node(name), f"/{name.strip('/')}"
     var = f"{full.rpartition('/')[0].removesuffix('/layers')}/var"
     index = getattr(group.node(var), "attrs", {}).get("_index") if row else None
@@ -127,10 +138,16 @@ def _names_of_columns(group: OpenGroup, name: str, row: Sequence[int]) -> list[s
     for each in [*map(group.node, places), *(axis[0] for axis in scales if len(axis))]:
         if getattr(each, "shape", None) in [(n,) for n in row] and h5py.check_string_dtype(each.dtype):
             return list(each.asstr(errors="replace")[...].tolist())
-    for key in (each for each in getattr(node, "attrs", ()) if has_word(each, _COLUMNS)):
-        if (texts := np.asarray(node.attrs[key])).shape == (*row,) and texts.dtype.kind in "SO":
-            return [each.decode(errors="replace") if isinstance(each, bytes) else str(each) for each in texts.tolist()]
     return []
+
+
+def _attribute_names(group: OpenGroup, name: str, row: Sequence[int]) -> Iterator[tuple[str, list[str]]]:
+    """The attributes of a dataset that hold a text for each of its columns."""
+    node = group.node(name)
+    for key in node.attrs if row and len(getattr(node, "attrs", ())) else ():
+        texts = np.asarray(node.attrs[key])
+        if texts.shape == (*row,) and texts.dtype.kind in "SO" and isinstance(texts[0], str | bytes):
+            yield key, [t.decode(errors="replace") if isinstance(t, bytes) else t for t in texts.tolist()]
 
 
 class Delimited(NamedTuple):

@@ -37,7 +37,8 @@ class Field(ImageOptions):
             values: ``"events.label"``. Several names or fields: channels, of equal shape, type and window, on axis 0 of
             a sample, or 1 behind the rows of a window. Other options apply to names; a field in the list has its own.
         column: A column of a dataset of two axes, whose axis is dropped: counted from 0, or its name among the texts of
-            an attribute of the dataset, one for each column.
+            an attribute of the dataset, one for each column (AnnData's ``var``, pandas's items and text axes of NetCDF
+            name columns, too).
         dtype: Element type to deliver, such as ``"float32"``. The device casts if that moves fewer bytes to it,
             otherwise the workers do. None: as stored.
         window: The rows of a sample, relative to its own row: ``(start, stop)`` gives ``stop − start`` rows on an axis

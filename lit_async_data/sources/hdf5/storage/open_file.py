@@ -489,7 +489,8 @@ class OpenFile:
 def _refuse_changed(path: str, was: FileIdentity, now: FileIdentity) -> None:
     change = was.difference(now, path)
     if change is not None:
-        raise ChangedError(f"{path}: {change} since the source was built; build the source again", file=path)
+        ways = "build the source again, when nobody has the file open for writing"
+        raise ChangedError(f"{path}: {change} since the source was built; {ways}", file=path)
 
 
 class OpenFiles:

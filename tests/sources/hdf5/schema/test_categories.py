@@ -261,6 +261,7 @@ def test_a_mask_beside_the_values_says_which_are_missing(tmp_path, kind, values,
     assert ignored.column("y").tolist() == [said[0], -100, said[1]]
     floats = HDF5Source(path, {"y": Field("y", null="ignore", dtype="float32")}).column("y")
     assert np.array_equal(floats, [said[0], np.nan, said[1]], equal_nan=True)
+    check_contract(HDF5Source(path, {"y": Field("y", null="ignore", dtype="float32")}))  # also by a cast on a device
     assert HDF5Source(path, {"x": "x", "y": Field("y", null="drop")}).column("x").tolist() == [0, 2]
     looked_up = HDF5Source(path, {"y": Field("y", lookup="who", null="ignore", **options)})
     assert looked_up.column("y").tolist() == [said[1], -100, said[0], said[0]]
