@@ -110,7 +110,7 @@ class Store:
     end with the ``note``.
     """
 
-    #: The version of an object, and its first bytes: all of it if it has no more than so many.
+    #: The version of an object, and its first bytes, up to a number.
     head: Callable[[str, int], tuple[Version, memoryview]]
     #: Bytes of an object from one up to another, if it still has this version.
     get: Callable[[str, int, int, Version], memoryview]

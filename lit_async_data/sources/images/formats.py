@@ -1,6 +1,7 @@
 """`FORMATS`: how images of each format are recognized, opened and decoded. A new format is one entry here.
 
-Pillow decodes all formats, but simplejpeg JPEGs, and imagecodecs plain PNGs: see docs/design/sources/images.md.
+Pillow decodes images; where installed, simplejpeg decodes JPEGs, and imagecodecs plain PNGs: see
+docs/design/sources/images.md.
 `ImageShape` says how images of any size become arrays of one shape; `Crop` is the part of an image to deliver.
 """
 
