@@ -44,16 +44,16 @@ BUDGET = {
     "sources/files": 1520,
     "sources/hdf5": 1040,
     "sources/hdf5/index": 450,
-    "sources/hdf5/parts": 2190,
+    "sources/hdf5/parts": 2200,
     "sources/hdf5/readers": 1730,
     "sources/hdf5/schema": 2200,
     "sources/hdf5/storage": 1080,
     "sources/images": 930,
     "sources/manifest": 1670,
     "sources/table": 1800,
-    "tools": 2140,
+    "tools": 2150,
 }
-MOST_README_LINES, MOST_TEST_LINES = 15, 41_420
+MOST_README_LINES, MOST_TEST_LINES = 15, 41_440
 
 
 def dotted(path):

@@ -302,7 +302,8 @@ class Normalize:
 
         Args:
             statistics: The result of `statistics`.
-            fields: Keys of ``statistics``. None: the first field without classes, flags or one integer per sample.
+            fields: Keys of ``statistics``. None: those of ``axis``, or the first field without classes, flags or one
+                integer per sample.
             dtype: As in `ToFloat`.
             axis: As in `Normalize`, or by key, if samples have more or fewer axes than those of ``statistics``.
 

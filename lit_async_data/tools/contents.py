@@ -53,6 +53,8 @@ _FORMATS: dict[str, dict[str, dict[str, Any]]] = {
     "var obs": {"(var|varm|varp|obsp|uns)([./].*)?|.*/__categories/.*": _METADATA},
 }
 _OWN_ATTRIBUTES = "CLASS|NAME|DIMENSION_L.*|REFERENCE_LIST|_.*|encoding-.*"  # of h5py, NetCDF and AnnData
+_PEOPLE = re.compile("(?i)(patient|subject|participant|donor|animal|speaker)s?_?(ids?|names?|numbers?|index)?")
+_IDS = ("text", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
 WIDTH = 24  # letters of the value of an attribute
 # At most this many members of a group are listed; at most this many datasets whose names differ in a number stay apart.
 MOST_MEMBERS, MOST_ALONE = 20_000, 8
@@ -358,6 +360,16 @@ def attributes_of(group: OpenGroup, scope: Scope) -> dict[str, list[str]]:
                     shown = _texts(value)[0][:WIDTH] if np.size(value) == 1 else np.shape(value)
                     found.setdefault(name.strip("/") or "/", []).append(f"{key} {shown}")
     return found
+
+
+def of_people(nodes: Sequence[Dataset], taken: Sequence[str]) -> str:
+    """A dataset that says whose each sample of the first field is, which must be in one stage only; empty if none."""
+    rows = next((node.rows for node in nodes if node.field == taken[0]), ())
+    for node in (n for n in nodes if n.rows == rows and n.flat and n.type in _IDS and n.field not in taken):
+        name = _PEOPLE.fullmatch(node.field.rpartition("/")[2])
+        if name and (name[2] or node.type == "text"):  # others may be flags
+            return node.field
+    return ""
 
 
 def of_training(names: Iterable[str]) -> list[str]:

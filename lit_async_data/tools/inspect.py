@@ -159,9 +159,6 @@ IMAGE_SIZE = 224  # side of images that have no common size
 _EXAMPLES, _WIDTH = 3, 24
 _FILES = {"image": "images", "npy": "arrays", "hdf5": "rows of HDF5 files"}
 _OTHERS = "ids?|uid|index|split|fold|stage|set|subset"  # names of columns that are neither inputs nor labels
-# Datasets that say whose a sample is, and their types: the samples of one person belong in one stage.
-_PEOPLE = re.compile("(?i)(patient|subject|participant|donor|animal|speaker)s?_?(ids?|names?|numbers?|index)?")
-_IDS = ("text", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_ ./\-()\[\]:=,]*")  # names that Hydra takes for keys
 
 
@@ -448,10 +445,8 @@ def _suggestion(
     parts = "group" if scope.group or "sample" in options else "file" * (scope.files > 1)
     parts = "episode" if "episodes" in options else parts
     taken = [str(each.get("name") if isinstance(each, Mapping) else each) for each in fields.values()]
-    rows = next((n.rows for n in scope.nodes if n.field == taken[0]), ())
-    ids = [n.field for n in scope.nodes if n.rows == rows and n.flat and n.type in _IDS]
-    whose = [field for field in ids if _PEOPLE.fullmatch(field.rpartition("/")[2])]
-    parts = whose[0] if whose and "sample" not in options and whose[0] not in taken else parts
+    if "sample" not in options and layout.get("x", "N")[0] == "N" and "edge" not in str(fields.get("x")):
+        parts = contents.of_people(scope.nodes, taken) or parts
     if parts and ("sample" not in options or "patch" in title):
         split = f'split(source, {{"train": 0.8, "val": 0.2}}, groups="{parts}")'
         notes = [*notes, f"{split} keeps each {parts} in one stage"]

@@ -23,7 +23,8 @@ from lit_async_data.sources.contract.user_code import digest
 
 T = TypeVar("T")
 FIRST_SAMPLES = 16  # tried for a common property, such as the size
-_NAMES = dict[str, Sequence[str]]()  # of columns, by the digest that specs hold: the latest 16, for messages
+# Names of columns from one on, by the digest that specs hold: the latest 16, for messages.
+_NAMES = dict[str, tuple[int, Sequence[str]]]()
 
 
 def is_real(value: object) -> bool:
@@ -39,9 +40,9 @@ def refuse_flags(numbers: npt.NDArray[Any], count: int, where: str, option: str)
         raise ConfigError(f"{what}; give a mask of bools, such as numpy.asarray(…) == 1", option)
 
 
-def columns_of(names: Sequence[str], *, reordered: bool = False) -> str:
-    """A key of these names. With ``reordered``, only the same names in another order clash."""
-    _NAMES[key := f"{digest(sorted(names))}~" * reordered + digest(names)] = names
+def columns_of(names: Sequence[str], *, first: int = 0, reordered: bool = False) -> str:
+    """A key of names from column ``first`` on. With ``reordered``, only the same names in another order clash."""
+    _NAMES[key := f"{digest(sorted(names))}~" * reordered + digest(names)] = (first, names)
     for old in [*_NAMES][:-16]:
         _NAMES.pop(old, None)
     return key
@@ -52,7 +53,8 @@ def column_clash(mine: str, other: str, there: object) -> str:
     of_mine, of_other = (key.rpartition("~")[0] for key in (mine, other))
     if not (mine and other) or mine == other or of_mine != of_other:
         return ""
-    pairs = enumerate(zip(_NAMES.get(mine, ()), _NAMES.get(other, ()), strict=False))
+    (first, own), (_, others) = (_NAMES.get(key, (0, ())) for key in (mine, other))
+    pairs = enumerate(zip(own, others, strict=False), first)
     found = (f"column {place} is {one!r}, but {two!r} in" for place, (one, two) in pairs if one != two)
     what = f"its {next(found, 'columns have other names than in')} {there}; write both with the same columns in one "
     return f"{what}order (AnnData: b[:, a.var_names])"

@@ -320,7 +320,8 @@ class Alignment:
     def _refuse_mixing(self, key: str, what: str, *, always: bool = False) -> None:
         shape = self._shapes[key]
         if shape.mode is None and (always or shape.resampling != "nearest"):
-            mixed = "resizing would mix numbers" if shape.image_size else "as RGB, numbers of a palette would be lost"
+            resized = shape.image_size and not always
+            mixed = "resizing would mix numbers" if resized else "as RGB, numbers of a palette would be lost"
             what = f"missing; {what}, and {mixed}; set P for the numbers of a mask, L for grey tones, or RGB for "
             raise ConfigError(f"{what}colours (of a mask: interpolation: nearest)", f"fields.{key}.mode")
 

@@ -371,3 +371,18 @@ def test_other_texts_of_a_dataset_are_no_other_order_of_columns(files, key, one,
         refused(ConfigError, ["'a' is 2 columns of"], paths, {"y": Field("y", column="a")})
     if key == "raters":
         assert HDF5Source(paths, {"y": Field("y", column="bob")}).column("y").tolist() == [1, 4, 7, 10, 0, 3, 6, 9]
+    if key == "channel_names":
+        with pytest.raises(ConfigError, match="has no columns"):
+            HDF5Source(paths, {"y": Field("row", column="ann")})
+
+
+def test_columns_that_are_stacked_are_compared_one_by_one(files):
+    def labels(file, names):
+        file["y"] = X
+        file["y"].attrs["columns"] = names
+
+    for write, name in ((labels, "y"), (var("var", matrix, "X"), "X")):
+        fields = {"x": [Field(name, column=0), Field(name, column=2)]}
+        refused(FormatError, ["other names than in"], files(write, A, B), fields)
+        assert len(HDF5Source(files(write, A, A), fields)) == 8
+    refused(FormatError, ["column 2 is 'FOXP3', but 'GNLY'"], files(labels, A, B), {"x": Field("y", column=2)})

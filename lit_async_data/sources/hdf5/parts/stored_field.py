@@ -168,15 +168,7 @@ def _inspect_numbers(group: OpenGroup, field: Field, layout: str | None, where: 
     for option in changed(field, VARIABLE):
         raise ConfigError(f"{looked_up} holds no samples of variable length; leave it out", f"{where}.{option}")
     row = (looked_up.member or looked_up).spec
-    column = field.column
-    if isinstance(column, str):
-        axes = row.stored_shape if len(row.stored_shape) == 1 else ()
-        places, names = encoded.column_numbers(group, looked_up.name, axes, column)
-        if len(places) != 1:
-            has = f"its columns are {few(names, 20)}" if names else "no attribute names its columns; give a number"
-            is_ = f"is {len(places)} columns" if places else "is no column"
-            raise ConfigError(f"{column!r} {is_} of {looked_up}: {has}", f"{where}.column")
-        column = places[0]
+    column = _column_number(group, looked_up, row, field.column, where)
     if column is not None:
         row = _column_of(row, column, looked_up, where)
     stored, table = looked_up, None
@@ -208,6 +200,22 @@ def _looked_up(group: OpenGroup, name: str, field: Field, layout: str | None, wh
         if field.lookup is None:
             raise
         raise FormatError(f"{where}.lookup: {error}", file=error.file, dataset=error.dataset) from error
+
+
+def _column_number(
+    group: OpenGroup, stored: StoredDataset, row: FieldSpec, column: int | str | None, where: str
+) -> int | None:
+    if not isinstance(column, str):
+        return column
+    if len(row.stored_shape) != 1:
+        raise ConfigError(f"{column!r}, but {stored}, of shape {stored.shape}, has no columns", f"{where}.column")
+    places, names = encoded.column_numbers(group, stored.name, row.stored_shape, column)
+    if len(places) == 1:
+        return places[0]
+    has = f"its columns are {few(names, 20)}" if names else "no attribute names its columns"
+    is_ = f"is {len(places)} columns" if places else "is no column"
+    ways = "; give a number" * bool(places or not names)
+    raise ConfigError(f"{column!r} {is_} of {stored}: {has}{ways}", f"{where}.column")
 
 
 def _column_of(row: FieldSpec, column: int, stored: StoredDataset, where: str) -> FieldSpec:
@@ -270,7 +278,7 @@ def numbered_spec(
     if field.null != "error":
         coded = dataclasses.replace(coded, missing=(*coded.missing, *{-1, IGNORED}.difference(coded.names)))
     numbering, ignored, whole = Numbering.of(coded, field.classes, row.dtype), field.null == "ignore", row.dtype != bool
-    if ignored and not whole and field.dtype in (None, bool):
+    if ignored and not whole and (field.dtype is None or np.dtype(field.dtype) == bool):
         raise ConfigError("bool has no value for ignore; set null='drop', or dtype='int64'", f"{where}.null")
     least, most = (np.iinfo(row.dtype).min, np.iinfo(row.dtype).max) if whole else (0, 1)
     largest = len(numbering.classes) - 1 if whole else max(numbering.targets.values(), default=0)
@@ -298,6 +306,9 @@ def _stacked(key: str, layout: str | None, found: list[Fields]) -> Fields:
     narrow = first.spec.narrow if len({each.spec.narrow for each in fields}) == 1 else None
     shape = (*first.spec.shape[:axis], len(fields), *first.spec.shape[axis:])
     spec = dataclasses.replace(first.spec, shape=shape, narrow=narrow, classes=(), meanings=())
+    if len(keys := {each.spec.columns: each.spec.columns.rpartition("~") for each in fields}) > 1:
+        same, order = ("+".join(each[place] for each in keys.values()) for place in (0, 2))
+        spec = dataclasses.replace(spec, columns=f"{same}~{order}" if same.strip("+") else order)
     spec = dataclasses.replace(spec, channel=0, lead=0) if first.patches else spec
     # The (compressed) field with the largest chunks stands for all channels when samples are grouped by chunks.
     most = max(fields, key=lambda each: (each.values.filtered, each.values.chunk_rows))

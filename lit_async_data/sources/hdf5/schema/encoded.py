@@ -110,11 +110,11 @@ def named_columns(group: OpenGroup, name: str, row: Sequence[int], column: int |
     """The columns of a matrix, or one, by its format; or by attributes, where only another order is refused."""
     with contextlib.suppress(*LIBRARY_ERRORS, ValueError, SourceError):  # of objects that nobody reads
         if names := _format_names(group, name, row[-1:]):
-            return columns_of(names if column is None else names[column : column + 1])
-        for key, names in _attribute_names(group, name, row[-1:]):
-            if _COLUMNS.fullmatch(key) and len({*names}) == len(names):
-                first = names if column is None else [names[column], *sorted({*names} - {names[column]})]
-                return columns_of(first, reordered=True)
+            return columns_of(names if column is None else names[column : column + 1], first=column or 0)
+        for names in _attribute_names(group, name, row[-1:], _COLUMNS):
+            if len({*names}) == len(names):
+                order = names if column is None else [names[column], *sorted({*names} - {names[column]})]
+                return columns_of(order, first=column or 0, reordered=True)
     return ""
 
 
@@ -122,7 +122,7 @@ def column_numbers(group: OpenGroup, name: str, row: Sequence[int], column: str)
     """The places of a column by name, and the names there are."""
     known = list[str]()
     with contextlib.suppress(*LIBRARY_ERRORS, ValueError, SourceError):
-        every = [_format_names(group, name, row[-1:]), *(names for _, names in _attribute_names(group, name, row[-1:]))]
+        every = [_format_names(group, name, row[-1:]), *_attribute_names(group, name, row[-1:])]
         known = next((names for names in every if column in names), next(filter(None, every), known))
     return [place for place, each in enumerate(known) if each == column], known
 
@@ -141,13 +141,17 @@ def _format_names(group: OpenGroup, name: str, row: Sequence[int]) -> list[str]:
     return []
 
 
-def _attribute_names(group: OpenGroup, name: str, row: Sequence[int]) -> Iterator[tuple[str, list[str]]]:
+def _attribute_names(
+    group: OpenGroup, name: str, row: Sequence[int], named: re.Pattern[str] = re.compile(".*", re.DOTALL)
+) -> Iterator[list[str]]:
     """The attributes of a dataset that hold a text for each of its columns."""
     node = group.node(name)
     for key in node.attrs if row and len(getattr(node, "attrs", ())) else ():
-        texts = np.asarray(node.attrs[key])
+        texts: Any = np.zeros(())
+        with contextlib.suppress(*LIBRARY_ERRORS, ValueError):  # of types that nobody reads
+            texts = np.asarray(node.attrs[key]) if named.fullmatch(key) else texts
         if texts.shape == (*row,) and texts.dtype.kind in "SO" and isinstance(texts[0], str | bytes):
-            yield key, [t.decode(errors="replace") if isinstance(t, bytes) else t for t in texts.tolist()]
+            yield [t.decode(errors="replace") if isinstance(t, bytes) else t for t in texts.tolist()]
 
 
 class Delimited(NamedTuple):

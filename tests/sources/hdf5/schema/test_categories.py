@@ -269,6 +269,7 @@ def test_a_mask_beside_the_values_says_which_are_missing(tmp_path, kind, values,
     ids = HDF5Source(path, {"y": Field("y", kind="text", null="ignore")})
     assert names_of(ids) == [str(values[0]), "", str(values[2])]
     if kind.endswith("boolean"):
+        assert np.isnan(HDF5Source(path, {"y": Field("y", null="ignore", dtype="float64")}).column("y")[1])
         said = "fields.y.null: bool has no value for ignore; set null='drop', or dtype"
         refused(ConfigError, [said], path, {"y": Field("y", null="ignore")})
     with h5py.File(path, "a") as file:
