@@ -306,7 +306,8 @@ def _stacked(key: str, layout: str | None, found: list[Fields]) -> Fields:
     narrow = first.spec.narrow if len({each.spec.narrow for each in fields}) == 1 else None
     shape = (*first.spec.shape[:axis], len(fields), *first.spec.shape[axis:])
     spec = dataclasses.replace(first.spec, shape=shape, narrow=narrow, classes=(), meanings=())
-    if len(keys := {each.spec.columns: each.spec.columns.rpartition("~") for each in fields}) > 1:
+    keys = {each.spec.columns: each.spec.columns.rpartition("~") for each in fields}
+    if len(keys) > 1 and "" not in keys:  # a channel without names is not compared
         same, order = ("+".join(each[place] for each in keys.values()) for place in (0, 2))
         spec = dataclasses.replace(spec, columns=f"{same}~{order}" if same.strip("+") else order)
     spec = dataclasses.replace(spec, channel=0, lead=0) if first.patches else spec
